@@ -5,11 +5,10 @@
     python -m benchmarks.against /tmp/before js-pull --repeats 9
     python -m benchmarks.against /tmp/before js-pull --contenders jetspark jetspark-fetch --count 300000
 
-The work is that of this tree's ``benchmarks`` on both sides, so that only the library differs. Both need the same
-installed packages, for one interpreter runs both. Each measurement is a process of its own; in each round the two trees
-run one right after the other, and take turns in being first. What is printed is the median of the rounds' ratios, above
-1 where this tree is better, next to the lowest and highest; and the same for processor time. Exits with code 1 when a
-rate is below ``--at-least``.
+Both sides run this tree's ``benchmarks``, so that only the library differs. Both need the same installed packages, for
+one interpreter runs both. Each measurement is a process of its own; in each round the two trees run one right after the
+other, and take turns in being first. The output is the median of the rounds' ratios, above 1 where this tree is better,
+next to the lowest and highest; and the same for processor time. Exits with code 1 when a rate is below ``--at-least``.
 """
 
 from __future__ import annotations
@@ -87,10 +86,10 @@ def measure(
 
 
 def run_sample(request: dict[str, Any]) -> None:
-    """What ``benchmarks.sample`` does, but with one workload's module only.
+    """As ``benchmarks.sample``, but with one workload's module only.
 
-    An older tree lacks what the newer workloads are about. And the more is imported, the more the garbage collector has
-    to look at, which is half of the processor time of some workloads.
+    An older tree lacks the features of newer workloads. And more imports mean more objects for the garbage collector,
+    which takes half of the processor time of some workloads.
     """
     contenders = workloads_of(request["module"])[request["workload"]].contenders
     [chosen] = [each for each in contenders if each.name == request["contender"]]

@@ -1,4 +1,4 @@
-"""Publishing events: what it costs to write them, next to fast ingest of the same bytes made beforehand.
+"""Publishing events: the cost of encoding them, next to fast ingest of the same bytes encoded beforehand.
 
 Both store the same number of messages of the same size with the same headers in a stream of their own, on file
 storage; the clock stops when all are stored. ``bulk`` makes the events, validates them, writes their envelopes, and

@@ -21,7 +21,7 @@ __all__ = ["ATOMIC_10", "ATOMIC_100", "ATOMIC_1000"]
 
 
 def _sizes(count: int, size: int) -> list[int]:
-    """Of the batches that make up ``count`` messages; the last may be smaller."""
+    """The sizes of the batches that make up ``count`` messages; the last may be smaller."""
     whole, rest = divmod(count, size)
     return [size] * whole + ([rest] if rest else [])
 

@@ -1,7 +1,7 @@
 """A command by hand on plain sockets: three ways through the server, the guard, and nothing else.
 
-The worker trusts what it gets, knows where each ledger ends, decides nothing and checks nothing. So this is what the
-network, the server and two processes need for a command, whatever it is written in, and no worker can answer faster.
+The worker trusts its requests, knows where each ledger ends, decides nothing and checks nothing. So this is the cost of
+the network, the server and two processes for a command, in any language, and no worker can answer faster.
 
 ``python -m benchmarks.bare_ledgers URL`` is the worker, which prints a line when it serves and ends when its
 standard input does.
@@ -47,7 +47,7 @@ class _Socket:
     def receive(self) -> _Frame:
         """
         Raises:
-            ConnectionLost: There is no more to come.
+            ConnectionLost: The connection has ended.
         """
         while True:
             head = _read_frame(self._received)

@@ -1,8 +1,8 @@
 """The batcher: what an item costs on its way into a batch, and the whole way through one into a stream.
 
-``batcher`` writes to a sink that does nothing, so all that is measured is the batcher. ``list`` is what one would write
-without it: a coroutine that appends to a list. ``batcher-ingest`` takes the same messages as ``fast-ingest``, and its
-baseline is that workload's ``add_many``: what it shows is what it costs to have items batched one by one.
+``batcher`` writes to a sink that does nothing, so only the batcher is measured. ``list`` is the code without it: a
+coroutine that appends to a list. ``batcher-ingest`` takes the same messages as ``fast-ingest``, and its baseline is
+that workload's ``add_many``: it shows the cost of batching items one by one.
 """
 
 from __future__ import annotations

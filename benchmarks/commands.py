@@ -1,7 +1,8 @@
 """Commands: how long one decision takes, and how many there are a second, next to the guarded publish below them.
 
-Every contender stores one event for each command in one of 100 ledgers, on disk, only if nobody has written there since
-it looked. ``guarded-publish`` knows what is there and only publishes: what the server and the network need.
+Every contender stores one event for each command in one of 100 ledgers, on disk, only if the ledger has not changed
+since it was read. ``guarded-publish`` knows the ledgers' ends and only publishes: the cost of the server and the
+network.
 ``nats-py`` is the loop that one writes by hand: read the last message, decide, publish with the expected sequence, and
 again if that was wrong. ``jetspark-here`` is ``call`` of a program that decides its commands itself, on all events, and
 ``jetspark`` is ``call`` to a worker in a process of its own. ``bare-call`` takes that way to a worker and back by hand,

@@ -1,7 +1,7 @@
 """Core subscribing: how fast messages reach the program that reads them.
 
 A helper process publishes as fast as the server takes it, the same for everyone. Nothing paces it, because core NATS
-has no back-pressure and a pace would hide the fast readers' speed; instead nobody is allowed to drop: the server
+has no back-pressure and a pace would hide the fast readers' speed; instead no message may be dropped: the server
 holds up to its ``max_pending`` for a connection, and both clients' own bounds are raised above the count. Messages
 that do not arrive make the measurement an error, not a smaller number.
 """
@@ -25,7 +25,7 @@ NO_BOUND = 1 << 30
 
 
 def _order(job: Job, count: int) -> bytes:
-    """What makes the helper publish ``count`` messages."""
+    """The request that makes the helper publish ``count`` messages."""
     return f"{job.subject} {count} {job.payload_bytes}".encode()
 
 

@@ -1,9 +1,9 @@
-"""Entities: how many changes a second there are, 64 at a time, if those that come together share batches.
+"""Entities: the rate of changes, 64 at a time, if concurrent changes share batches.
 
 Every contender does the same for each change: read the account's state from the stream's leader, decide, and store the
-new state and its event in an atomic batch, only if nobody has changed the account since. ``a-batch-each`` commits a
-batch for every change, as many at a time as the server allows. ``jetspark`` is ``modify``, which gathers those that
-come while a batch is under way.
+new state and its event in an atomic batch, only if the account has not changed since. ``a-batch-each`` commits a
+batch for every change, as many at a time as the server allows. ``jetspark`` is ``modify``, which gathers the changes
+that arrive while a batch is being stored.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ AT_A_TIME = 64
 ACCOUNTS = 1000
 """Changes of one account follow each other, and are no conflict here."""
 BATCHES_IN_FLIGHT = 50
-"""What the server takes of one stream, by default."""
+"""The server's default limit for one stream."""
 
 
 async def _a_batch_each(job: Job) -> Values:
@@ -34,7 +34,7 @@ async def _a_batch_each(job: Job) -> Values:
         stream = await js.stream(app.stream)
 
         async def change(number: int) -> None:
-            key = f"{app.spec.entities['accounts'].place.prefix}accounts.a{number}"
+            key = f"{app.spec.entities['accounts'].state_subjects.prefix}accounts.a{number}"
             while True:
                 try:
                     last = await stream.get_message(last_for=key, direct=False)

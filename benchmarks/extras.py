@@ -1,4 +1,4 @@
-"""Extras of JetSpark that contenders need. What is in them, the package's own metadata says."""
+"""Extras of JetSpark that contenders need; the package's own metadata lists their contents."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Extra:
         return sorted(each[1] for each in found if each is not None and each[2] == self.name)
 
     def versions(self) -> dict[str, str | None]:
-        """Of each package; None of one that is not installed."""
+        """The version of each package; None if it is not installed."""
         found: dict[str, str | None] = {}
         for distribution in self.distributions():
             try:

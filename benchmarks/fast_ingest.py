@@ -36,7 +36,7 @@ def bare(job: Job) -> Values:
 
 
 def bare_ids(job: Job) -> Values:
-    """The same with a message id for each: what is sent again is stored once."""
+    """The same with a message id for each message, so that a repetition is stored once."""
     return _bare(job, _frames_with_ids)
 
 

@@ -163,7 +163,7 @@ async def _run_app(job: Job, app: App, count: _Count) -> Values:
 
 
 async def loop(job: Job) -> Values:
-    """What a program without a framework does."""
+    """The loop of a program without a framework."""
     import msgspec
 
     class Paid(msgspec.Struct):
@@ -294,7 +294,7 @@ async def _nothing() -> str:
 
 
 async def two_writes(job: Job) -> Values:
-    """What once() writes for each event, without events and handlers."""
+    """The writes of once() for each event, without events and handlers."""
 
     async def write(bucket: KeyValue, number: int) -> None:
         key = f"once.bench.{number:036}.effect"
@@ -306,7 +306,7 @@ async def two_writes(job: Job) -> Values:
 
 
 async def kv_transaction(job: Job) -> Values:
-    """What a handler with a transaction writes for each event."""
+    """The writes of a handler with a transaction for each event."""
 
     async def write(bucket: KeyValue, number: int) -> None:
         async with bucket.transaction() as tx:

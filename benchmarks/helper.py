@@ -65,6 +65,6 @@ def _end_with_parent() -> None:
 
 if __name__ == "__main__":
     opened, _ = dial(sys.argv[1])
-    # A thread that only waits takes nothing from the one that answers.
+    # A waiting thread takes no time from the answering one.
     threading.Thread(target=_end_with_parent, daemon=True).start()
     serve(opened)

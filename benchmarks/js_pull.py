@@ -1,10 +1,10 @@
 """Pulling from a stream: how fast messages reach the program, with nothing to acknowledge and with an ack for each.
 
-Every measurement has a stream of its own on file storage, which it fills before the clock starts: what is measured is
-the way from the server to the program. Who has to say how many messages to ask for says 4096; with more the C client
-was no faster. By default ``messages()`` asks for up to 8192, and an ordered consumer, for whose messages nobody else
-waits, for up to 16,384. ``fetch`` asks for the next ones only when its caller has the last: in between the server has
-nothing to do, and the fewer it is asked for, the more often. ``bare-fetch`` shows what that alone costs; the
+Every measurement has a stream of its own on file storage, which it fills before the clock starts: it measures the way
+from the server to the program. A client that has to choose the number of messages of a request chooses 4096; with more
+the C client was no faster. By default ``messages()`` asks for up to 8192, and an ordered consumer, which shares its
+messages with no other reader, for up to 16,384. ``fetch`` asks for the next ones only when its caller has the last: in
+between the server waits, and the smaller the request, the more often. ``bare-fetch`` shows the cost of that alone; the
 bars are set against ``bare``, whose server never waits. A consumer without acks never has more to do than to send; with
 explicit acks every message is acked by itself, and the clock stops only when the server has received the last one; that
 its consumer has processed it too is not waited for.

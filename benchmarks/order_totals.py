@@ -1,4 +1,4 @@
-"""An application with one projection, for benchmarks: payments of orders, and what was paid for each.
+"""An application with one projection, for benchmarks: payments of orders, and the total paid for each.
 
 An event has some 280 bytes. Spark's workers import this module: it has nothing else in it.
 """

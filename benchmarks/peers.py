@@ -3,7 +3,7 @@
 Each is a script next to this file, run as a process of its own by a program that the machine's owner has installed. The
 script holds the clock, so that neither its start nor our waiting for it counts. It is called in two ways::
 
-    <command> --version    prints what it would measure
+      <command> --version    prints the version that it would measure
     <command> <request>    does the work that the request, a JSON object, describes, and prints its values as JSON
 
 The C client's is a program: it is compiled when it is first needed, and its request is words of the form name=value.
@@ -52,10 +52,10 @@ class Peer:
     """How a request becomes the command's last words."""
 
     def version(self) -> str:
-        """Of the client, and of what runs it.
+        """The version of the client, and of its interpreter or compiler.
 
         Raises:
-            ConfigError: It is not installed, or not where the environment says; tells what is missing.
+            ConfigError: It is not installed, or not where the environment says; the message names the missing part.
         """
         return _version(self.distribution, *self.command_from_env())
 
@@ -77,7 +77,7 @@ class Peer:
         return values
 
 
-# What is installed does not change during a run, and a plan asks several times.
+# Installed programs do not change during a run, and a plan asks several times.
 @functools.cache
 def _version(distribution: str, *command: str) -> str:
     try:

@@ -1,4 +1,4 @@
-"""What an event costs a projection, by the number of events and of keys: ``python -m benchmarks.projection_cost``.
+"""The cost of an event for a projection, by the number of events and of keys: ``python -m benchmarks.projection_cost``.
 
 A server of its own with streams on disk. For each size the events are folded three times, into an empty bucket each
 time: live, by a worker in a process of its own; by a backfill and by a stream on Spark, which share one session on
@@ -33,7 +33,7 @@ from benchmarks.order_totals import app, messages
 from benchmarks.processes import cpu_s, descendants, environment, peak_mib
 from benchmarks.projection_spark import APP
 from jetspark.blocking import JetStream, connect
-from jetspark.core.garbage import seldom_collecting
+from jetspark.core.gc_tuning import seldom_collecting
 from jetspark.errors import StreamNotFound
 from jetspark.server import NatsServer
 
@@ -65,7 +65,7 @@ def empty(js: JetStream, url: str, *names: str) -> None:
 async def fold_live(url: str, events: int, batch: int | None = None) -> Cost:
     """Fold all of them with a worker in this process."""
     from jetspark.aio import connect
-    from jetspark.app.projections.live import LiveOptions
+    from jetspark.app.projections.live_options import LiveOptions
     from jetspark.app.projections.projection_worker import ProjectionWorker
 
     options = LiveOptions() if batch is None else LiveOptions(batch=batch)

@@ -1,7 +1,7 @@
 """Projections of an application on Spark: read, decode, validate, fold, store; one pass, ``local[2]``, streams on disk.
 
 *Cold* is the first backfill of a fresh session; *warm* is the same again, into a bucket that is new. Processor time is
-that of the driver, Java and all Python workers together, in the warm ones: it is what is left to compare where others
+that of the driver, Java and all Python workers together, in the warm ones: it stays comparable when other processes
 use the machine. The server's is not in it. The first batch is counted from nothing: starting Java, Spark and its Python
 workers, and folding a hundred events, as ``jetspark run --engine spark`` does.
 """

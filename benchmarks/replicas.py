@@ -14,13 +14,13 @@ from jetspark.server import NatsCluster, NatsServer
 
 __all__ = ["one_server", "server_for"]
 
-# The server must never drop a reader for being slow: that is what is being measured.
+# The server must never drop a reader for being slow: the reader's speed is measured.
 MAX_PENDING_BYTES = 1 << 30
 
 
 @contextlib.contextmanager
 def one_server(url: str | None) -> Iterator[str]:
-    """The server at ``url``, or a new one if there is none."""
+    """The server at ``url``; without one a new server."""
     if url is not None:
         yield url
         return

@@ -12,12 +12,12 @@ from benchmarks.workload import Bar, Values, Workload
 __all__ = ["ContenderResult", "Ratio", "Report", "Sample", "Spread", "Verdict", "WorkloadResult", "summarise"]
 
 SCHEMA = 1
-"""Of the JSON document; counts up when a field changes its meaning."""
+"""Version of the JSON document; incremented when a field changes its meaning."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One measurement: values, or the reason why there are none."""
+    """One measurement: its values, or its error."""
 
     repeat: int
     values: Values | None = None
@@ -65,11 +65,11 @@ class Ratio:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """A bar and how we did. ``is_met`` is None when it could not be judged."""
+    """A bar and our result. ``is_met`` is None when it could not be judged."""
 
     bar: Bar
     value: float | None
-    """What the bar is about: a ratio, a difference, or a median."""
+    """The measured figure of the bar: a ratio, a difference, or a median."""
     is_met: bool | None
 
 
@@ -157,7 +157,7 @@ def summarise(
     skipped: Mapping[str, str],
     judge: bool = True,
 ) -> WorkloadResult:
-    """``samples`` has every contender that ran, ``skipped`` the reasons of those that did not."""
+    """``samples`` has every contender that ran, ``skipped`` the reasons for the others."""
     contenders = [
         ContenderResult(
             name=name,
@@ -221,7 +221,7 @@ def _ratio(metric: str, contender: ContenderResult, baseline: ContenderResult) -
 
 
 def _pairs(metric: str, contender: ContenderResult, baseline: ContenderResult) -> list[tuple[float, float]]:
-    """What both measured in the same repeat."""
+    """The values of both contenders in the same repeats."""
     ours = {sample.repeat: sample.values[metric] for sample in contender.samples if sample.values is not None}
     theirs = {sample.repeat: sample.values[metric] for sample in baseline.samples if sample.values is not None}
     return [(ours[repeat], theirs[repeat]) for repeat in sorted(ours.keys() & theirs.keys())]

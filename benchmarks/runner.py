@@ -38,7 +38,7 @@ __all__ = ["MIN_REPEATS", "Plan", "run", "total_samples"]
 
 MIN_REPEATS = 3
 
-# A measurement takes about a second. One that takes this long waits for messages that will never come.
+# A measurement takes about a second. After this time it waits for messages that will never come.
 SAMPLE_TIMEOUT_S = 120.0
 
 PEER_MODULES = {"nats", "faststream"}
@@ -50,12 +50,12 @@ _DISTRIBUTIONS = {
 }
 
 OnProgress = Callable[[str], None]
-"""Called before each measurement, with what is about to be measured, and with an empty text at the end."""
+"""Called before each measurement with its name, and with an empty text at the end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What to run."""
+    """The selection of workloads and contenders, and their sizes."""
 
     workloads: tuple[str, ...] = ()
     """Names; none means all."""
@@ -87,7 +87,7 @@ class Plan:
 
 
 def contenders_of(workload: Workload, plan: Plan) -> tuple[dict[str, Contender], dict[str, str]]:
-    """Those of the plan by name, uvloop twins included, and the reasons of those that cannot run here."""
+    """The plan's contenders by name, uvloop twins included, and the reasons why others cannot run here."""
     chosen: dict[str, Contender] = {}
     skipped: dict[str, str] = {}
     for contender in workload.contenders:
@@ -242,7 +242,7 @@ def _versions(server: str, workloads: Sequence[Workload]) -> dict[str, str | Non
 
 
 def _commit() -> str | None:
-    """Of the sources that ran, when they are those of this checkout; marked when they differ from that commit."""
+    """The commit of the sources that ran, if they belong to this checkout; marked if they differ from that commit."""
     if Path(jetspark.__file__).resolve().parent != REPOSITORY / "src" / "jetspark":
         return None  # another installation
     try:

@@ -3,7 +3,7 @@
 Each measurement has a Spark of its own, ``local[2]``, and streams on disk, as users have. *Cold* is the first use of a
 format in a fresh session: Python workers are started, and Java interprets. *Warm* is the same query again. Starting the
 session itself is in neither. The bare contenders move the same messages with one thread in pure Python and no Spark at
-all; what is between them and us is what Spark costs.
+all; the difference is the cost of Spark.
 
 Memory is that of the largest Python process behind a measurement, at its highest: with Spark a worker of the executor,
 without it the contender's own. The JVM's is not in it.

@@ -22,7 +22,7 @@ __all__ = ["app_stream", "publishing", "publishing_blocking", "stream_for"]
 
 @contextlib.contextmanager
 def stream_for(job: Job, **config: Any) -> Iterator[None]:
-    """In a file. When the block ends it has stored exactly what was published, or that is an error."""
+    """A stream in a file. At the end of the block it must have stored exactly the published messages."""
     name = job.subject.replace(".", "-")
     body = {
         "name": name,
@@ -61,8 +61,8 @@ def publishing_blocking(job: Job, **config: Any) -> Iterator[BlockingJetStream]:
 
 @contextlib.asynccontextmanager
 async def app_stream(job: Job, app: App, *, subject: str) -> AsyncIterator[JetStream]:
-    """What an application declares. When the block ends it has stored one event on ``subject`` for each operation,
-    warm-up included, or that is an error."""
+    """The stream of an application. At the end of the block it must have stored one event on ``subject`` for each
+    operation, warm-up included."""
     async with connect_aio(job.url) as client:
         js = client.jetstream(timeout=30.0)
         names = [app.stream, f"KV_{app.spec.schema_bucket}"]

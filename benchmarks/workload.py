@@ -26,22 +26,22 @@ __all__ = [
 ]
 
 Values: TypeAlias = dict[str, float]
-"""What one measurement found, by metric name."""
+"""The values of one measurement, by metric name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What one contender is asked to do, once."""
+    """The task of one contender, for one measurement."""
 
     url: str
     subject: str
-    """Of this measurement alone: late messages of the one before cannot reach it."""
+    """Used by this measurement alone, so that late messages of an earlier one cannot reach it."""
     count: int
     warmup: int
     """Operations that are done before the clock starts."""
     payload_bytes: int
     replicas: int = 1
-    """Of its streams."""
+    """Number of replicas of its streams."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,9 +58,9 @@ class Contender:
     """False for a variant that is slow to start and shows nothing new about whether things work."""
     count_divisor: int = 1
     """More than 1 for a slow peer of a long workload, which does that part of the work: the rates compare all the same,
-    and nobody waits for a minute to see what seconds show. Never for one of ours, or a baseline of several bars."""
+    in seconds instead of a minute. Never for one of ours, or a baseline of several bars."""
     has_uvloop_twin: bool = False
-    """Whether ``--uvloop`` runs it a second time, on uvloop."""
+    """True if ``--uvloop`` runs it a second time, on uvloop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ use the machine, and what a client leaves to the program around it. The server's
 
 
 class Stopwatch:
-    """What one measurement took; runs from the moment it is made."""
+    """The time of one measurement; runs from its creation."""
 
     def __init__(self) -> None:
         self.elapsed_s = self.cpu_s = 0.0
@@ -87,7 +87,7 @@ class Stopwatch:
         self.elapsed_s, self.cpu_s = perf_counter() - self._started, process_time() - self._cpu_started
 
     def values(self, count: int) -> Values:
-        """Of ``count`` messages."""
+        """The values for ``count`` messages."""
         return {"messages_per_s": count / self.elapsed_s, "cpu_s_per_million": self.cpu_s / count * 1e6}
 
 
@@ -166,7 +166,7 @@ class Workload:
     storage: str | None = None
     """The kind of stream storage; None for core messaging, which stores nothing."""
     replicas: int | None = None
-    """Of its streams; with more than one it is measured on a cluster of as many servers on this machine."""
+    """Replicas of its streams; with more than one it is measured on a cluster of as many servers on this machine."""
     metrics: tuple[Metric, ...] = (MESSAGES_PER_S, CPU_PER_MILLION)
     baselines: tuple[str, ...] = ("nats-py", "bare")
     """Contenders that everyone is compared with."""

@@ -60,7 +60,7 @@ WORKLOADS: dict[str, Workload] = {
 
 
 def choose(names: tuple[str, ...]) -> list[Workload]:
-    """Those named, or all."""
+    """The workloads of these names; all without names."""
     if unknown := [name for name in names if name not in WORKLOADS]:
         raise ConfigError(f"unknown workload {', '.join(unknown)}: expected some of {', '.join(WORKLOADS)}")
     return [workload for name, workload in WORKLOADS.items() if not names or name in names]

@@ -1,6 +1,6 @@
 """A nightly job on Spark: a day of a stream in, totals by shop into a bucket, the report into the object store.
 
-The day is given by time, so the job can be run again for any day the stream still has, and writes the same.
+The day is an argument, so the job can be repeated for any day the stream still has, with the same result.
 """
 
 import contextlib

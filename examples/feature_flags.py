@@ -1,7 +1,7 @@
-"""Feature flags in a bucket: every process has them at hand, follows changes as they are made, and none is overwritten.
+"""Feature flags in a bucket: every process caches them and follows changes, and no change overwrites another one.
 
 A service reads flags from memory; a watch keeps them up to date through reconnects. An editor changes a flag only if
-nobody else has changed it since it was read.
+it has not changed since it was read.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ class Flags:
 
 
 async def edit(kv: jetspark.KeyValue, name: str, value: object) -> None:
-    """Compare and set, again while others are quicker."""
+    """Compare and set; repeat while other writers are faster."""
     data = json.dumps(value).encode()
     while True:
         try:
@@ -60,7 +60,7 @@ async def main() -> None:
     async with NatsServer() as server, jetspark.connect(server.url) as nc:
         js = nc.jetstream()
         await js.create_kv(KVConfig(bucket="flags", history=10))
-        kv = await js.kv("flags")  # what every other process does: open the bucket that is there
+        kv = await js.kv("flags")  # every other process opens the existing bucket
         flags = Flags()
         following = asyncio.create_task(flags.follow(kv))
         await flags.is_loaded.wait()

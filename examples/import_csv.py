@@ -1,7 +1,7 @@
-"""Load a CSV file into a stream, once, however often and from wherever the import is started again.
+"""Load a CSV file into a stream, once, even if the import is started again, on this machine or another one.
 
-The id of each message comes from the data (file and line), not from the run: what an interrupted run had stored
-already, the next one does not store again, within the duplicate window of the stream.
+The id of each message is derived from the data (file and line), not from the run. So the next run does not store
+the rows of an interrupted one again, within the duplicate window of the stream.
 """
 
 import argparse

@@ -1,7 +1,7 @@
-"""One projection, on Spark: payments in, the sum of each order in a bucket out; then once more, for nothing.
+"""One projection, on Spark: payments in, the sum of each order in a bucket out; a second pass changes nothing.
 
 The same application runs live, with ``jetspark run payments_on_spark:app``, and stores the same bytes. Spark's Python
-workers import it by the name of this module, so what is to run only once is below ``if __name__ == "__main__"``.
+workers import it by the name of this module, so code that must run once is below ``if __name__ == "__main__"``.
 """
 
 import asyncio
@@ -51,9 +51,9 @@ def main() -> None:
         asyncio.run(publish(server.url))
         spark = session("payments", is_short=True)
         try:
-            query = run(app, spark, server.url, until_now=True)  # without until_now it goes on and on
+            query = run(app, spark, server.url, until_now=True)  # without until_now it runs until it is stopped
             query.awaitTermination()
-            report = backfill(app, spark, server.url)  # everything is there already
+            report = backfill(app, spark, server.url)  # all events are folded already
         finally:
             spark.stop()
         print(report)

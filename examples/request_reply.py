@@ -1,4 +1,4 @@
-"""A service and its client: questions, answers, and what happens when nobody is there to answer."""
+"""A service and its client: requests, replies, and the error when no service is running."""
 
 import asyncio
 
@@ -16,7 +16,7 @@ async def main() -> None:
         async def price(question: jetspark.Message) -> None:
             await question.respond(b"%d cents" % (10 * len(question.data)))
 
-        # Three members of one queue group: each question goes to one of them.
+        # Three members of one queue group: each request goes to one of them.
         for _ in range(3):
             await nc.subscribe("price", queue="pricing", callback=price)
         questions = [b"apples", b"pears", b"plums"]

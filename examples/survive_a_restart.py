@@ -1,6 +1,6 @@
 """Kill the server under a running program and watch the program carry on.
 
-Messages published while there is no server wait in a bounded buffer and arrive, in order, when it is back.
+Messages published during the outage wait in a bounded buffer and arrive, in order, when the server is back.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
-"""Move money between accounts of a bucket: both change or none, and never on figures that are out of date.
+"""Move money between accounts of a bucket: both change or none, and never based on outdated balances.
 
-Ten tasks transfer at the same time, in all directions. What they have together is the same afterwards.
+Ten tasks transfer at the same time, in all directions. The total is the same afterwards.
 """
 
 import asyncio
@@ -26,9 +26,9 @@ async def transfer(kv: jetspark.KeyValue, source: str, target: str, cents: int) 
                 await tx.update(target, b"%d" % (int(gets.value) + cents), revision=gets.revision)
             return True
         except jetspark.Conflict:
-            continue  # somebody was quicker: look again
+            continue  # another task was faster: read again
         except jetspark.BatchInDoubt:
-            # The answer was lost. Doing it again blindly might move the money twice; asking does not.
+            # The answer was lost. A blind repetition might move the money twice; resolve() reads the outcome.
             if await tx.resolve() == "stored":
                 return True
 

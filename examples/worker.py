@@ -1,4 +1,4 @@
-"""A worker that runs until it is asked to stop, then finishes what it has in hand and leaves the rest to others.
+"""A worker that runs until it is asked to stop, then finishes its present job and leaves the rest to others.
 
 Run it as often as you like: workers that share a durable consumer share its messages. Without ``--servers`` it starts a
 server of its own, fills it with jobs and asks itself to stop when they are done.
@@ -27,15 +27,15 @@ async def work(servers: str) -> int:
         async with consumer.messages(max_messages=100) as messages:
             loop = asyncio.get_running_loop()
             for number in (signal.SIGTERM, signal.SIGINT):
-                # Closing ends the loop below after the job in hand, and gives back the jobs fetched ahead.
+                # Closing ends the loop below after the present job, and returns the jobs fetched ahead.
                 loop.add_signal_handler(number, lambda: loop.create_task(messages.close()))
             async for message in messages:
                 try:
                     await process(message.data)
                 except ValueError as error:
-                    await message.term(reason=str(error))  # it will not get better: no more deliveries
+                    await message.term(reason=str(error))  # a final error: no more deliveries
                 except OSError:
-                    await message.nak(delay=5.0)  # somebody else may be luckier
+                    await message.nak(delay=5.0)  # another worker may succeed
                 else:
                     await message.ack()
                     done += 1
@@ -50,7 +50,7 @@ async def process(job: bytes) -> None:
 
 
 async def set_up(servers: str) -> None:
-    """What the owner of the stream does, once."""
+    """The setup by the owner of the stream, done once."""
     async with jetspark.connect(servers) as nc:
         js = nc.jetstream()
         stream = await js.create_stream(StreamConfig(name="JOBS", subjects=["jobs.>"], retention="workqueue"))

@@ -1,18 +1,18 @@
 """JetSpark's pytest plugin: a real nats-server, connections to it and unique names, as fixtures.
 
-pytest loads this module in every run of an environment that has JetSpark, whether its tests need it or not. So it
-imports pytest alone; a fixture imports what it needs when a test asks for it.
+pytest loads this module in every run in an environment with JetSpark, even if no test needs it. So the module imports
+only pytest, and each fixture imports its own dependencies when a test uses it.
 
 =========================== ======== ===================================================================================
 fixture                     scope    what a test gets
 =========================== ======== ===================================================================================
 ``nats_server``             session  a ``SharedNatsServer`` with JetStream; override it in ``conftest.py`` for another
-``nats_url``                function  its address, for an account of the test's own: no other test sees its streams
+``nats_url``                function  its address, for the test's own account, whose streams no other test sees
 ``nats_client``             function  an asyncio ``jetspark.Client`` that is connected there
 ``jetstream``               function  the ``JetStream`` of ``nats_client``
 ``blocking_nats_client``    function  the same, blocking
 ``blocking_jetstream``      function  the ``JetStream`` of ``blocking_nats_client``
-``new_nats_server``         function  a function that starts a server for this test alone, to be killed or configured
+``new_nats_server``         function  a function that starts a server for this test only, to be killed or configured
 ``test_app``                function  an async function that starts an application in a ``TestApp`` and ends it
 ``unique_name``             function  a function that returns a new name for a stream, bucket or consumer
 =========================== ======== ===================================================================================

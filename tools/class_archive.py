@@ -166,8 +166,8 @@ def note_classes(archive: Path) -> None:
     """Do a little of everything, and have Java write the classes it has loaded when it ends."""
     from pyspark import SparkContext
 
-    from jetspark.spark.logs import logging_file
     from jetspark.spark.session import SHORT_JOB_FLAGS, session
+    from jetspark.spark.startup_files import logging_file
 
     flags = f"-XX:ArchiveClassesAtExit={archive} {_QUIET} {SHORT_JOB_FLAGS}"
     options = f"{flags} -Dlog4j2.configurationFile=file:{logging_file()}"

@@ -1,4 +1,4 @@
-"""The facts of billing. These classes are the contract with everybody who reads the stream."""
+"""The facts of billing. These classes are the contract with all readers of the stream."""
 
 from typing import Annotated, Any
 
@@ -19,7 +19,7 @@ class InvoiceDue(Event, type="invoice.due", version=2, key="customer", subject="
     email: Private[str]
 
     def event_id(self) -> str:
-        return f"{self.invoice}.due"  # an invoice falls due once, however often it is said
+        return f"{self.invoice}.due"  # an invoice falls due once, however often that is published
 
 
 @upcast(InvoiceDue, from_version=1)

@@ -1,4 +1,4 @@
-"""The application: what happens when.
+"""The application: its handlers and its projection.
 
 ``jetspark run billing.service:app --apply`` runs it. Deploy as many processes as you like.
 """
@@ -14,14 +14,14 @@ app = App("billing", stream="BILLING", subjects=["billing.>"], source="/shop/bil
 
 @app.lifespan
 async def resources() -> AsyncIterator[tuple[Provider, Mailer]]:
-    yield Provider(), Mailer()  # connect here; what follows the yield runs when the workers have ended
+    yield Provider(), Mailer()  # connect here; code after the yield runs when the workers have ended
 
 
 @app.handler(
     InvoiceDue,
     durable="charge",
     concurrency=8,
-    rate=100,  # what the provider allows
+    rate=100,  # the provider's limit
     timeout=20,
     retry=Retry(attempts=8, first_s=1, max_s=6 * 3600, final=(UnknownCustomer,)),
     breaker=Breaker(failures=20, open_s=30),
@@ -54,6 +54,6 @@ async def tell(event: InvoicePaid | PaymentDeclined, ctx: Context, mailer: Maile
 
 @app.handler(InvoicePaid, durable="balances", idempotent="transaction", bucket="balances")
 async def balance(event: InvoicePaid, ctx: Context) -> None:
-    """What each customer has paid: exactly once, since the value and the mark of the event are one write."""
+    """Sum the payments of each customer, exactly once, because the sum and the event's marker are one write."""
     paid = int(await ctx.tx.get(event.customer) or 0)
     await ctx.tx.put(event.customer, str(paid + event.amount_cents).encode())

@@ -1,4 +1,4 @@
-"""What happens: facts, in the past tense. What is asked for is a command, in ``shop.py``."""
+"""Events: facts, in the past tense. Requests are commands, in ``shop.py``."""
 
 from jetspark.app import Event
 

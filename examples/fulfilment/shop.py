@@ -2,10 +2,10 @@
 
 ``jetspark run fulfilment.shop:app --apply`` runs all of it. Deploy as many processes as you like.
 
-The workflow asks for stock by commands, not by events that handlers take. What one run asks for has an order then: the
-stock is released after it was reserved, also if the reservation fails at first, waits in the dead letters over the
-payment's time-out, and is done a day later. Two handlers that take two events have no order between them: the release
-would find nothing to release, and the reservation, done later, would stay for ever.
+The workflow reserves stock with commands, not with events for handlers, because the commands of one run have an
+order. The stock is released after it was reserved, even if the reservation fails at first, waits in the dead letters
+beyond the payment's time-out, and is done a day later. Two handlers that take two events have no order between them:
+the release would find nothing to release, and the later reservation would hold the stock permanently.
 """
 
 import msgspec
@@ -36,7 +36,7 @@ app = App(
 )
 
 
-# ---- placing: decided on what has happened to this order -------------------------------------------------------------
+# ---- placing: decided on the past events of this order ---------------------------------------------------------------
 
 
 @app.command("orders.place")
@@ -62,12 +62,12 @@ class PlaceOrder(Command):
 class Stock(msgspec.Struct, frozen=True):
     free: int = 0
     reserved: dict[str, int] = {}
-    """By order, also those that are shipped. So a request that comes again is recognised."""
+    """Reservations by order, including shipped ones, so that a repeated request is recognised."""
 
 
 @app.projection("stock", events=[StockAdded, StockReserved, StockReleased], bucket="stock")
 class StockLevels:
-    """What there is of each article, for everybody who asks, and for the commands below."""
+    """The stock of each article, for queries and for the commands below."""
 
     def key(self, event: StockAdded | StockReserved | StockReleased) -> str:
         return event.article
@@ -84,7 +84,7 @@ class StockLevels:
 
 
 class StockCommand(Command):
-    """One that is decided on all that has happened to an article."""
+    """A command that is decided on all past events of an article."""
 
     article: str
 
@@ -168,7 +168,7 @@ class Fulfilment:
         return Decision(
             state=Flow("reserving"),
             commands={"reserve": ReserveStock(order_id=id, article=article, count=event.count)},
-            # Here, and not when the answer comes: the run may fail while the reservation is on its way.
+            # Declared here, and not when the answer comes: the run may fail while the command is in transit.
             compensations=[ReleaseStock(order_id=id, article=article)],
             timers={"payment": (PaymentOverdue(order_id=id), PAYMENT_S)},
         )
@@ -178,7 +178,7 @@ class Fulfilment:
         return Decision(state=confirmed, events=[OrderConfirmed(order_id=id)], cancels=["payment"])
 
 
-# ---- the parcels: work outside is a handler's, and what came of it is an entity --------------------------------------
+# ---- the parcels: a handler does the external work, and an entity keeps its result -----------------------------------
 
 
 class Parcel(msgspec.Struct, frozen=True):

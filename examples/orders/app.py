@@ -1,4 +1,4 @@
-"""The application: what every order is like, what each day has earned, and how money goes back.
+"""The application: the status of each order, the revenue of each day, and refunds.
 
 ``jetspark run orders.app:app --apply`` runs it; so does Spark: ``jetspark run orders.app:app --engine spark``.
 """
@@ -25,7 +25,7 @@ class Order(TypedDict):
     "order_status", events=[OrderPlaced, OrderPaid, ParcelScanned, OrderCancelled], bucket="demo_orders_status"
 )
 class OrderStatus:
-    """By order: what has become of it, and where its parcel is."""
+    """The status of each order, and the location of its parcel."""
 
     def key(self, event: OrderPlaced | OrderPaid | ParcelScanned | OrderCancelled) -> str:
         return event.order_id
@@ -55,7 +55,7 @@ class Revenue(TypedDict):
 
 @app.projection("daily_revenue", events=[OrderPaid], bucket="demo_orders_revenue", window=DAY)
 class DailyRevenue:
-    """By country and day: how many orders were paid, and how much that was."""
+    """The number and total amount of paid orders, by country and day."""
 
     def key(self, event: OrderPaid) -> str:
         return event.country
@@ -67,7 +67,7 @@ class DailyRevenue:
 
 @app.projection("parcels", events=[ParcelScanned], bucket="demo_orders_parcels", window=DAY)
 class Parcels:
-    """By place and day: how many parcels came through."""
+    """The number of scanned parcels, by place and day."""
 
     def key(self, event: ParcelScanned) -> str:
         return event.place
@@ -88,7 +88,7 @@ class Bank:
 
 @app.lifespan
 async def resources() -> AsyncIterator[Bank]:
-    yield Bank()  # connect here; what follows the yield runs when the workers have ended
+    yield Bank()  # connect here; code after the yield runs when the workers have ended
 
 
 MAX_REFUND_CENTS = 40_000

@@ -1,4 +1,4 @@
-"""What can happen to an order. These classes are the contract with everybody who reads the stream."""
+"""The events of an order. These classes are the contract with all readers of the stream."""
 
 from typing import Annotated, Any
 

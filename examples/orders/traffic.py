@@ -1,4 +1,4 @@
-"""Events as customers and carriers make them, always the same for the same seed; and what they have to come to.
+"""Events of customers and carriers, always the same for the same seed, and their expected sums.
 
 ``python -m orders.traffic 10000`` publishes some.
 """
@@ -22,7 +22,7 @@ DAYS = 30
 COUNTRIES = ["AT", "CH", "DE", "FR", "IT"]
 PLACES = ["Basel", "Berlin", "Graz", "Hamburg", "Lyon", "Milan", "Munich", "Paris", "Rome", "Vienna"]
 SCANS = 6
-"""Of each parcel."""
+"""Number of scans of each parcel."""
 EVERY_CANCELLED = 50
 """One order in this many is cancelled after it was paid, and a larger one than most."""
 
@@ -37,7 +37,7 @@ UNREADABLE = [
 
 @dataclass
 class Tally:
-    """What the events come to, counted where they are made."""
+    """The expected sums of the events, counted where they are produced."""
 
     orders: int = 0
     paid: int = 0

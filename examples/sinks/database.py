@@ -1,7 +1,7 @@
-"""A relational database behind a Batcher: one transaction for each batch, and no row twice whatever is retried.
+"""A relational database behind a Batcher: one transaction for each batch, and no duplicate rows after retries.
 
-The primary key makes it idempotent: a row that is there already is left as it is. So a batch may be written again
-after an error of which nobody knows whether it came before or after the commit.
+The primary key makes it idempotent: an existing row stays unchanged. So a batch may be written again after an error,
+even if it is unknown whether the error came before or after the commit.
 """
 
 import sqlite3
@@ -55,7 +55,7 @@ def main() -> None:
         metered = MeteredSink(table)
         sink = RetrySink(metered, attempts=50, first_wait_s=0.01, max_wait_s=0.05)
 
-        # Somebody else holds the database for a while, as a backup would.
+        # Another program locks the database for a while, as a backup would.
         other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         other.execute("BEGIN EXCLUSIVE")
         threading.Timer(0.2, other.execute, ["COMMIT"]).start()

@@ -1,7 +1,7 @@
 """An HTTP bulk endpoint behind a Batcher: it is busy at times, and refuses some items of a batch and takes the others.
 
-The endpoint takes JSON lines and answers which of them it refused, and why. A request that failed is sent again, which
-is safe because the endpoint knows documents by their id. Refused documents would be refused again: they go to a file.
+The endpoint takes JSON lines and answers which of them it refused, and why. A failed request is sent again, which is
+safe because the endpoint identifies documents by id. Refused documents would be refused again: they go to a file.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ Document = dict[str, Any]
 
 
 class Busy(Exception):
-    """The endpoint asks us to come back later; `RetrySink` and others look at ``retry_in_s``."""
+    """The endpoint requests a retry later; `RetrySink` and other wrappers use ``retry_in_s``."""
 
     def __init__(self, retry_in_s: float) -> None:
         super().__init__(retry_in_s)
@@ -30,17 +30,17 @@ class Busy(Exception):
 
 
 class BadRequest(Exception):
-    """The endpoint does not understand the request, and will not the next time."""
+    """The endpoint refused the request as invalid; a retry would fail, too."""
 
     is_retryable = False
 
 
 class Refused(Exception):
-    """What the endpoint says about a document it does not take."""
+    """The endpoint's reason for refusing a document."""
 
 
 class BulkSink:
-    """Sends a batch as one request. What the endpoint refuses is written to ``refused``, and only then is it safe."""
+    """Sends a batch as one request. Refused documents are written to ``refused``; only then is the batch safe."""
 
     def __init__(self, url: str, refused: Sink[DeadLetter[Document]], timeout_s: float = 5.0) -> None:
         self._url, self._refused, self._timeout_s = url, refused, timeout_s
@@ -51,7 +51,7 @@ class BulkSink:
         now = time.time()
         dead = [DeadLetter(batch[entry["index"]], Refused(entry["error"]), now) for entry in answer["refused"]]
         if dead:
-            # If this fails the whole batch is sent again; the endpoint knows what it has.
+            # If this fails, the whole batch is sent again; the endpoint recognises stored documents.
             await self._refused.write(dead)
 
     def _send(self, body: bytes) -> Any:

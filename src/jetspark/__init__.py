@@ -1,7 +1,7 @@
 """JetSpark: event streams in, Spark through, state out.
 
-This is the asyncio face. ``import jetspark.blocking as jetspark`` gives the same names without ``await``. The asyncio
-driver is loaded when one of its names is used, so that programs that block, Spark's workers among them, do without.
+This is the asyncio API. ``import jetspark.blocking as jetspark`` has the same names without ``await``. The asyncio
+driver is loaded on first use of one of its names, so blocking programs and Spark's workers do not load it.
 """
 
 from typing import TYPE_CHECKING

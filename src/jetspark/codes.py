@@ -1,5 +1,4 @@
-"""The numbers by which JetStream says why it refuses (``err_code``): those that decisions depend on, or the model of a
-server says.
+"""JetStream's error numbers (``err_code``) on which JetSpark's decisions depend, or which its server model returns.
 
 They are nats-server 2.15's own (its ``errors.json``); older tables in circulation have other ones.
 """

@@ -1,4 +1,4 @@
-"""Every exception JetSpark raises, as one tree. The branch is a class, and says who has to act.
+"""Every exception that JetSpark raises, as one tree. The first level of the tree names the party that has to act.
 
 ::
 
@@ -16,7 +16,7 @@
     │   │   └── BatcherClosed                   ... add() after shutdown()
     │   │       └── BatcherBroken               ... or after the batcher itself failed
     │   └── MissingExtra (ImportError)          an optional dependency is not installed
-    ├── NetworkError                        nobody: the other side is away or too slow, right now   may pass
+    ├── NetworkError                        no one: the other side is away or too slow right now        may pass
     │   ├── ConnectionLost (ConnectionError)    the connection went away
     │   │   └── NoServersAvailable              ... and none of the servers could be reached
     │   ├── RequestTimeout (TimeoutError)       no answer in time
@@ -24,15 +24,15 @@
     │   │   └── WorkflowNotOver                 ... a run of a workflow did not end within the caller's time
     │   ├── BufferFull                          the network takes nothing, and the send buffer is full
     │   ├── WindowFull                          as many messages as allowed wait for their acknowledgement
-    │   ├── NoResponders                        nobody listens on the subject
+    │   ├── NoResponders                        the subject has no subscriber
     │   │   └── NoWorkers                       ... and it is the subject of a command
     │   ├── WorkersBusy                         the worker that got a command has its queue full: nothing was decided
-    │   ├── JetStreamUnavailable                nobody answers for JetStream, or for this stream
-    │   ├── BatchInDoubt                        nobody knows how a batch ended
+    │   ├── JetStreamUnavailable                JetStream, or this stream, has no server that answers
+    │   ├── BatchInDoubt                        the end of a batch is unknown: its messages may be stored or not
     │   ├── BatcherTimeout (TimeoutError)       the sink is too slow for the caller's timeout; the call had no effect
-    │   ├── FlushTimeout (TimeoutError)         a write took too long; nobody knows what of it is stored
-    │   ├── CircuitOpen                         the sink failed so often that it is left alone for a while
-    │   ├── HandlerStalled                      a worker held events without progress, and has ended: start it again
+    │   ├── FlushTimeout (TimeoutError)         a write took too long; any part of its items may be stored
+    │   ├── CircuitOpen                         the sink failed so often that it is not tried for a while
+    │   ├── HandlerStalled                      a worker held events without progress, and has ended: start another
     │   └── DroppedOnShutdown                   the sink was not done when the shutdown's time was over     (final)
     ├── ServerFault                         the operator: the server refuses, or cannot
     │   ├── ProtocolError                       bytes that are not the NATS protocol
@@ -44,12 +44,12 @@
     │   ├── EmbeddedServerError                 a nats-server of our own did not start or died
     │   ├── CommandFailed                       a worker could not decide a command: its code or its history is wrong
     │   └── ServerError                         JetStream refused a request     may pass: codes 408, 409, 429, 503
-    │       ├── StreamNotFound                  ... there is no such stream
+    │       ├── StreamNotFound                  ... the stream does not exist
     │       ├── StreamNameInUse                 ... one of that name exists, with another configuration
-    │       ├── ConsumerNotFound                ... there is no such consumer
+    │       ├── ConsumerNotFound                ... the consumer does not exist
     │       ├── ConsumerNameInUse               ... one of that name exists, with another configuration
-    │       ├── MessageNotFound                 ... there is no such message
-    │       ├── WrongLastSequence               ... somebody else wrote first
+    │       ├── MessageNotFound                 ... the message does not exist
+    │       ├── WrongLastSequence               ... another writer was first
     │       ├── AtomicPublishDisabled           ... the stream does not allow atomic batches
     │       ├── BatchIncomplete                 ... it lost an atomic batch: idle, a restart, a lost message    may pass
     │       ├── BatchTooLarge                   ... more messages than an atomic batch may have; limit says how many
@@ -59,42 +59,44 @@
     │       ├── BatchUnknown                    ... it does not know the fast batch (any more)                  may pass
     │       ├── JetStreamNotEnabled             ... JetStream is off, for the server or the account             (final)
     │       └── InsufficientResources           ... a limit of the server or the account is reached
-    └── DataError                           the data: what is stored is not what was expected
+    └── DataError                           the data: the stored data differ from what the call expected
         ├── KeyNotFound (KeyError)              the key has no value
-        ├── Conflict                            somebody else wrote first; keys says where
+        ├── Conflict                            another writer was first; keys says where
         │   ├── KeyExists                       ... and the key was to be new
         │   ├── BoundaryConflict                ... inside the boundary of a command, as often as it was decided
         │   └── WrongVersion                    ... inside the boundary of a command, after its expected_version
         ├── CommandRefused                      a command was decided on, and the decision is no
-        ├── ObjectNotFound (KeyError)           there is no such object
+        ├── ObjectNotFound (KeyError)           the object does not exist
         ├── DigestMismatch                      an object's bytes differ from those put
         ├── ContractViolation                   a message is not what the contract of its event says
-        │   ├── NotJson                         ... its body is no JSON at all
+        │   ├── NotJson                         ... its body is not JSON
         │   ├── NotAnEnvelope                   ... its body is JSON, and no CloudEvent
-        │   ├── UnknownEventType                ... nobody declared its type
+        │   ├── UnknownEventType                ... its type is not declared
         │   ├── UnknownEventVersion             ... its type is known, and its version is not
         │   ├── MissingField                    ... a field that its contract requires is not there
         │   ├── WrongFieldType                  ... a field has a value of another type
         │   ├── BrokenRule                      ... a field has the right type and a value that is not allowed
         │   └── UpcastFailed                    ... the function that should make it a newer version raised an error
         ├── ContractFrozen                      a type and version is recorded already, and means something else
-        ├── StateParked                         a projected state does not go on: an event could not be applied
+        ├── StateParked                         a projected state is stuck: an event could not be applied
         ├── TopologyDrift                       the server is not as the application declares
-        ├── ProjectionDiffers                   the state of a projection is not what its events make of it
+        ├── ProjectionDiffers                   the stored state of a projection differs from a fold of its events
         ├── DataLoss                            messages that were to be read are gone
-        ├── StreamRecreated                     the stream has the name of the one that was read before, and is another
+        ├── StreamRecreated                     the stream was deleted and re-created since it was read
         └── StreamWentBack                      the stream ends before the position that was read
 
-``may_pass`` of an error says whether the same call may succeed later although nobody does anything: the one question
-of every retry. Whether to repeat it is *safe* is another one: a publish that timed out may be stored.
+``may_pass`` of an error answers the one question of every retry: may the same call succeed later although neither
+the program nor the server is changed? It does not say that a repetition is *safe*: a publish that timed out may be
+stored.
 
-Facts are attributes, so that callers never parse messages. Every class survives ``pickle``: Spark carries errors
-between processes. ``args`` alone must rebuild them; a cause that is one of these errors travels along, because whether
-the end of a batch may pass is for its cause to say.
+Facts are attributes, so that callers never parse messages. Every class survives ``pickle``, because Spark carries
+ errors between processes: ``args`` alone rebuilds an error. A cause that is a JetSparkError is carried along, because
+ the ``may_pass`` of a batch depends on it.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, fields
 from typing import Any
 
 from jetspark.codes import Code
@@ -186,18 +188,25 @@ __all__ = [
 
 
 class JetSparkError(Exception):
-    """Root of every error JetSpark raises."""
+    """The root of every error that JetSpark raises.
+
+    A class whose facts are only stored is a dataclass; ``args`` are then its fields, in order.
+    """
 
     @property
     def may_pass(self) -> bool:
-        """Whether the same call may succeed later although nobody does anything.
+        """True if the same call may succeed later, although neither the program nor the server is changed.
 
-        It does not say that a repetition is safe: what timed out may have been done.
+        A repetition may still be unsafe: an operation that timed out may have been done.
         """
         return False
 
+    def __post_init__(self) -> None:
+        # Only dataclasses get here. Keyword arguments would be missing in the `args` that Python sets, and in a pickle.
+        self.args = tuple(getattr(self, each.name) for each in fields(self))  # type: ignore[arg-type]
+
     def __reduce__(self) -> tuple[Any, ...]:
-        # Python leaves causes behind. Those of other kinds it may not be able to carry, and nothing asks for them.
+        # Python's own state leaves causes out. Other kinds of causes may not be picklable, and `may_pass` ignores them.
         reduced = super().__reduce__()
         assert isinstance(reduced, tuple)
         cls, args, *rest = reduced
@@ -212,7 +221,7 @@ class CallerError(JetSparkError):
 
 
 class NetworkError(JetSparkError):
-    """The other side is away or too slow right now: server, network, or a batcher's sink.
+    """The other side (a server, the network, or a batcher's sink) is away or too slow right now.
 
     It may pass, but for :class:`DroppedOnShutdown`, and for a :class:`BatchInDoubt` whose cause may not.
     """
@@ -223,60 +232,63 @@ class NetworkError(JetSparkError):
 
 
 class ServerFault(JetSparkError):
-    """The server refuses, or is not able to: its operator, its configuration or its limits have to change."""
+    """The server refuses, or cannot comply: its configuration, its limits or its version have to change."""
 
 
 class DataError(JetSparkError):
-    """What is stored is not what the call expected: read again, and decide again."""
+    """The stored data are not as the call expected: read again, then decide again."""
 
 
 class ConfigError(CallerError, ValueError):
     """A value the caller gave cannot be used; the message names it and what would work."""
 
 
+@dataclass(eq=False, repr=False)
 class InvalidSubject(ConfigError):
     """A subject or filter that NATS does not allow."""
 
-    def __init__(self, subject: str, reason: str) -> None:
-        super().__init__(subject, reason)
-        self.subject, self.reason = subject, reason
+    subject: str
+    reason: str
 
     def __str__(self) -> str:
         return f"subject {self.subject!r}: {self.reason}"
 
 
+@dataclass(eq=False, repr=False)
 class InvalidHeader(ConfigError):
     """A header name or value that would break the frame it travels in."""
 
-    def __init__(self, name: str, reason: str) -> None:
-        super().__init__(name, reason)
-        self.name, self.reason = name, reason
+    name: str
+    reason: str
 
     def __str__(self) -> str:
         return f"header {self.name!r}: {self.reason}"
 
 
+@dataclass(eq=False, repr=False)
 class InvalidEvent(ConfigError):
     """An event that its own contract does not allow; it was not published. ``field`` and ``rule`` say why."""
 
-    def __init__(self, event_type: str, version: int, field: str, rule: str) -> None:
-        super().__init__(event_type, version, field, rule)
-        self.event_type, self.version, self.field, self.rule = event_type, version, field, rule
+    event_type: str
+    version: int
+    field: str
+    rule: str
 
     def __str__(self) -> str:
         where = f", field {self.field!r}" if self.field else ""
         return f"event {self.event_type!r} version {self.version}{where}: {self.rule}; it was not published"
 
 
+@dataclass(eq=False, repr=False)
 class PayloadTooLarge(ConfigError):
     """Headers and payload together exceed the server's ``max_payload``; nothing was sent.
 
     ``subject`` is there when the message had been accepted before: the server it was accepted for allowed more.
     """
 
-    def __init__(self, size_bytes: int, max_payload_bytes: int, subject: str = "") -> None:
-        super().__init__(size_bytes, max_payload_bytes, subject)
-        self.size_bytes, self.max_payload_bytes, self.subject = size_bytes, max_payload_bytes, subject
+    size_bytes: int
+    max_payload_bytes: int
+    subject: str = ""
 
     def __str__(self) -> str:
         to_subject = f" to {self.subject!r}" if self.subject else ""
@@ -286,16 +298,16 @@ class PayloadTooLarge(ConfigError):
         )
 
 
+@dataclass(eq=False, repr=False)
 class TopologyRefused(CallerError):
     """Changes to the server that can lose something, or that it cannot make; ``steps`` says which. Nothing was done."""
 
-    def __init__(self, app: str, steps: tuple[str, ...]) -> None:
-        super().__init__(app, steps)
-        self.app, self.steps = app, steps
+    app: str
+    steps: tuple[str, ...]
 
     def __str__(self) -> str:
         listed = "\n".join(self.steps)
-        return f"app {self.app!r}: these changes are not made without allow, or not at all; nothing was done\n{listed}"
+        return f"app {self.app!r}: these changes need allow, or are not possible; nothing was done\n{listed}"
 
 
 class UsageError(CallerError, RuntimeError):
@@ -303,37 +315,36 @@ class UsageError(CallerError, RuntimeError):
 
 
 class NotAwaited(UsageError, AttributeError):
-    """What ``connect`` returned was used as a client; it becomes one when awaited, or entered by ``async with``."""
+    """The result of ``connect`` was used as a client. It becomes one when awaited, or entered by ``async with``."""
 
 
 class ConnectionClosed(UsageError):
-    """The connection or subscription was closed or drained before this call."""
+    """The batcher's shutdown has begun, so it accepts no more items. The item was not accepted."""
 
 
+@dataclass(eq=False, repr=False)
 class BatcherClosed(UsageError):
     """The batcher accepts nothing more: its shutdown has begun. The item was not accepted."""
 
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
-        self.name = name
+    name: str
 
     def __str__(self) -> str:
         return f"batcher {self.name!r} is shut down: the item was not accepted"
 
 
 class BatcherBroken(BatcherClosed):
-    """The batcher itself failed, which nothing mends but a new one; ``__cause__`` says why."""
+    """The batcher itself failed and cannot recover; create a new one. ``__cause__`` is the failure."""
 
     def __str__(self) -> str:
         return f"batcher {self.name!r} is broken: what it held is not written, and it accepts nothing more"
 
 
+@dataclass(eq=False, repr=False)
 class MissingExtra(CallerError, ImportError):
     """A feature needs an optional dependency that is not installed."""
 
-    def __init__(self, feature: str, extra: str) -> None:
-        super().__init__(feature, extra)
-        self.feature, self.extra = feature, extra
+    feature: str
+    extra: str
 
     def __str__(self) -> str:
         return f"{self.feature} needs the extra {self.extra!r}: pip install 'jetspark[{self.extra}]'"
@@ -343,6 +354,7 @@ class ProtocolError(ServerFault):
     """The peer sent bytes that are not the NATS protocol; the connection is dropped and re-established."""
 
 
+@dataclass(eq=False, repr=False)
 class ConnectionLost(NetworkError, ConnectionError):
     """The connection went away while this operation depended on it.
 
@@ -350,9 +362,8 @@ class ConnectionLost(NetworkError, ConnectionError):
     each was either processed or lost, and only the caller can find out which.
     """
 
-    def __init__(self, reason: str, unconfirmed_messages: int = 0) -> None:
-        super().__init__(reason, unconfirmed_messages)
-        self.reason, self.unconfirmed_messages = reason, unconfirmed_messages
+    reason: str
+    unconfirmed_messages: int = 0
 
     def __str__(self) -> str:
         if not self.unconfirmed_messages:
@@ -370,15 +381,16 @@ class NoServersAvailable(ConnectionLost):
         self.failures = failures
 
 
+@dataclass(eq=False, repr=False)
 class RequestTimeout(NetworkError, TimeoutError):
     """No answer arrived in time. The request may or may not have been carried out.
 
     Unless ``was_sent`` is False: then all the time went by waiting for room in the send buffer, and nothing was sent.
     """
 
-    def __init__(self, what: str, timeout_s: float, was_sent: bool = True) -> None:
-        super().__init__(what, timeout_s, was_sent)
-        self.what, self.timeout_s, self.was_sent = what, timeout_s, was_sent
+    what: str
+    timeout_s: float
+    was_sent: bool = True
 
     def __str__(self) -> str:
         if not self.was_sent:
@@ -405,7 +417,10 @@ class CommandInDoubt(RequestTimeout):
 
 
 class WorkflowNotOver(RequestTimeout):
-    """A run of a workflow did not end within the time that the caller gave it. ``status`` is None for no run so far."""
+    """A run of a workflow did not end within the caller's time.
+
+    ``status`` is the last reported status: None if the run does not exist, ``"unknown"`` if no server answered.
+    """
 
     def __init__(self, workflow: str, key: str, timeout_s: float, status: str | None) -> None:
         super().__init__(f"run {key!r} of workflow {workflow!r}", timeout_s)
@@ -413,16 +428,18 @@ class WorkflowNotOver(RequestTimeout):
         self.workflow, self.key, self.status = workflow, key, status
 
     def __str__(self) -> str:
-        status = "it has not begun" if self.status is None else f"it is {self.status}"
+        status = {None: "it has not begun", "unknown": "the server did not report its status"}.get(
+            self.status, f"it is {self.status}"
+        )
         return f"run {self.key!r} of workflow {self.workflow!r} is not over after {self.timeout_s:g} s: {status}"
 
 
+@dataclass(eq=False, repr=False)
 class BufferFull(NetworkError):
-    """The message was not accepted: the network does not take what is published, and the send buffer is full."""
+    """The message was not accepted: the send buffer is full, because the network takes data too slowly."""
 
-    def __init__(self, buffered_bytes: int, limit_bytes: int) -> None:
-        super().__init__(buffered_bytes, limit_bytes)
-        self.buffered_bytes, self.limit_bytes = buffered_bytes, limit_bytes
+    buffered_bytes: int
+    limit_bytes: int
 
     def __str__(self) -> str:
         return (
@@ -431,12 +448,11 @@ class BufferFull(NetworkError):
         )
 
 
+@dataclass(eq=False, repr=False)
 class WindowFull(NetworkError):
     """The message was not accepted: ``max_outstanding`` earlier ones still wait for their acknowledgement."""
 
-    def __init__(self, max_outstanding: int) -> None:
-        super().__init__(max_outstanding)
-        self.max_outstanding = max_outstanding
+    max_outstanding: int
 
     def __str__(self) -> str:
         return (
@@ -445,12 +461,11 @@ class WindowFull(NetworkError):
         )
 
 
+@dataclass(eq=False, repr=False)
 class NoResponders(NetworkError):
-    """Nobody is subscribed to the request's subject, so no answer can come."""
+    """The request's subject has no subscriber, so no answer can come."""
 
-    def __init__(self, subject: str) -> None:
-        super().__init__(subject)
-        self.subject = subject
+    subject: str
 
     def __str__(self) -> str:
         return f"no responders on {self.subject!r}: nothing is subscribed to it"
@@ -471,12 +486,12 @@ class NoWorkers(NoResponders):
         )
 
 
+@dataclass(eq=False, repr=False)
 class WorkersBusy(NetworkError):
     """A worker takes no more commands: as many as it may hold are waiting. Nothing was decided; call again soon."""
 
-    def __init__(self, command: str, waiting: int) -> None:
-        super().__init__(command, waiting)
-        self.command, self.waiting = command, waiting
+    command: str
+    waiting: int
 
     def __str__(self) -> str:
         return (
@@ -485,37 +500,37 @@ class WorkersBusy(NetworkError):
         )
 
 
+@dataclass(eq=False, repr=False)
 class AuthenticationFailed(ServerFault):
     """The server did not accept our credentials. Retrying with the same ones will not help."""
 
-    def __init__(self, server: str, reason: str) -> None:
-        super().__init__(server, reason)
-        self.server, self.reason = server, reason
+    server: str
+    reason: str
 
     def __str__(self) -> str:
         return f"{self.server} refused the credentials: {self.reason}"
 
 
+@dataclass(eq=False, repr=False)
 class PermissionDenied(ServerFault, PermissionError):
     """The server does not let this user publish or subscribe to ``subject``.
 
     ``operation`` is ``"publish"`` or ``"subscribe"``.
     """
 
-    def __init__(self, operation: str, subject: str) -> None:
-        super().__init__(operation, subject)
-        self.operation, self.subject = operation, subject
+    operation: str
+    subject: str
 
     def __str__(self) -> str:
         return f"permission denied: this user may not {self.operation} to {self.subject!r}"
 
 
+@dataclass(eq=False, repr=False)
 class ServerRefused(ServerFault):
     """The server reported an error that belongs to the connection, not to one operation; ``text`` is its wording."""
 
-    def __init__(self, server: str, text: str) -> None:
-        super().__init__(server, text)
-        self.server, self.text = server, text
+    server: str
+    text: str
 
     def __str__(self) -> str:
         return f"{self.server}: {self.text}"
@@ -525,6 +540,7 @@ class ServerRefused(ServerFault):
         return True
 
 
+@dataclass(eq=False, repr=False)
 class ServerError(ServerFault):
     """JetStream refused a request. ``err_code`` says exactly why; the ones users act on have a class of their own.
 
@@ -532,10 +548,11 @@ class ServerError(ServerFault):
     the server does not say: of a message that it refuses in the middle of a fast batch it names no stream.
     """
 
-    def __init__(self, code: int, err_code: int, description: str, stream: str = "", consumer: str = "") -> None:
-        super().__init__(code, err_code, description, stream, consumer)
-        self.code, self.err_code, self.description = code, err_code, description
-        self.stream, self.consumer = stream, consumer
+    code: int
+    err_code: int
+    description: str
+    stream: str = ""
+    consumer: str = ""
 
     @property
     def bucket(self) -> str:
@@ -560,13 +577,13 @@ class ServerError(ServerFault):
 
     @property
     def may_pass(self) -> bool:
-        # Codes as of HTTP: no answer from the leader, an id that is just being stored, too many requests, nobody leads
-        # or no room. 500 is what configurations are refused with, so it is final.
+        # Codes as in HTTP: no answer from the leader, an id that is being stored right now, too many requests, no
+        # leader or no room. 500 is the code for refused configurations, so it is final.
         return self.code in (408, 409, 429, 503)
 
 
 class StreamNotFound(ServerError):
-    """There is no stream of that name; ``stream`` is the name. Of a bucket or object store, ``bucket`` is its own."""
+    """The stream ``stream`` does not exist. For the stream of a bucket or object store, ``bucket`` is its name."""
 
     def __str__(self) -> str:
         if not self.stream:
@@ -581,28 +598,18 @@ class StreamNameInUse(ServerError):
 
 
 class ConsumerNotFound(ServerError):
-    """There is no consumer of that name, or no more; ``consumer`` is the name, ``stream`` where it was looked for."""
+    """The consumer ``consumer`` does not exist in ``stream``, or was deleted."""
 
 
 class ConsumerNameInUse(ServerError):
     """A consumer of that name exists with another configuration; update it, or get it."""
 
 
+@dataclass(eq=False, repr=False)
 class MessageNotFound(ServerError):
-    """There is no message with that sequence, or none on that subject; ``wanted`` says which was asked for."""
+    """The stream has no message with that sequence, or none on that subject; ``wanted`` names the request."""
 
-    def __init__(
-        self,
-        code: int,
-        err_code: int,
-        description: str,
-        stream: str = "",
-        consumer: str = "",
-        wanted: str = "",
-    ) -> None:
-        super().__init__(code, err_code, description, stream, consumer)
-        self.args = (code, err_code, description, stream, consumer, wanted)
-        self.wanted = wanted
+    wanted: str = ""
 
     @property
     def _about(self) -> str:
@@ -610,7 +617,7 @@ class MessageNotFound(ServerError):
 
 
 class WrongLastSequence(ServerError):
-    """The stream or subject has moved on since: somebody else wrote first. Read again, and decide again."""
+    """The stream or subject has a newer message than expected: another writer was first. Read again, decide again."""
 
 
 class AtomicPublishDisabled(ServerError):
@@ -649,7 +656,7 @@ class DuplicateMessageId(ServerError):
 
 
 class TooManyBatches(ServerError):
-    """As many batches are open as the server allows, for the stream or in all: nothing was stored. Try again later."""
+    """The stream, or the server, has its maximum of open batches: nothing was stored. Try again later."""
 
     @property
     def may_pass(self) -> bool:
@@ -674,8 +681,8 @@ class JetStreamNotEnabled(ServerError):
 class InsufficientResources(ServerError):
     """A limit is reached: of the server, of the account, or of both together. The message says which, and what helps.
 
-    A disk that is full before the server's limit is reached is none of these: then nats-server 2.15 does not answer a
-    publish at all, which becomes a ``RequestTimeout``, and says in its log why.
+    A disk that fills up before the server's limit is reached does not raise this error: nats-server 2.15 then does not
+    answer a publish, which becomes a ``RequestTimeout``, and logs the reason.
     """
 
     def __str__(self) -> str:
@@ -723,12 +730,13 @@ class BatchUnknown(ServerError):
         return True
 
 
+@dataclass(eq=False, repr=False)
 class BatchCutShort(ServerFault):
     """The server ended a fast batch early. The first ``stored`` messages are stored, and none after them."""
 
-    def __init__(self, batch_id: str, stored: int, reason: str) -> None:
-        super().__init__(batch_id, stored, reason)
-        self.batch_id, self.stored, self.reason = batch_id, stored, reason
+    batch_id: str
+    stored: int
+    reason: str
 
     def __str__(self) -> str:
         return f"batch {self.batch_id!r} was ended after {self.stored} stored messages: {self.reason}"
@@ -739,19 +747,20 @@ class BatchCutShort(ServerFault):
         return self.__cause__.may_pass if isinstance(self.__cause__, JetSparkError) else True
 
 
+@dataclass(eq=False, repr=False)
 class BatchInDoubt(NetworkError):
-    """Nobody knows how a batch ended: ``reason`` says why.
+    """The end of a batch is unknown: ``reason`` says why.
 
     The first ``stored`` messages are stored for sure; each of the others may be stored or not.
     """
 
-    def __init__(self, batch_id: str, reason: str, stored: int = 0) -> None:
-        super().__init__(batch_id, reason, stored)
-        self.batch_id, self.reason, self.stored = batch_id, reason, stored
+    batch_id: str
+    reason: str
+    stored: int = 0
 
     def __str__(self) -> str:
-        known = f"the first {self.stored} messages are stored, " if self.stored else ""
-        return f"batch {self.batch_id!r}: {known}nobody knows about the rest: {self.reason}"
+        known = f"the first {self.stored} messages are stored, the rest" if self.stored else "its messages"
+        return f"batch {self.batch_id!r}: {known} may or may not be stored: {self.reason}"
 
     @property
     def may_pass(self) -> bool:
@@ -759,23 +768,23 @@ class BatchInDoubt(NetworkError):
         return self.__cause__.may_pass if isinstance(self.__cause__, JetSparkError) else True
 
 
+@dataclass(eq=False, repr=False)
 class KeyNotFound(DataError, KeyError):
     """The key has no value: it never had one, or it was deleted."""
 
-    def __init__(self, bucket: str, key: str) -> None:
-        super().__init__(bucket, key)
-        self.bucket, self.key = bucket, key
+    bucket: str
+    key: str
 
     def __str__(self) -> str:
         return f"no value for {self.key!r} in bucket {self.bucket!r}"
 
 
+@dataclass(eq=False, repr=False)
 class Conflict(DataError):
-    """Somebody else wrote first, so nothing was written. Read ``keys`` again, and decide again."""
+    """Another writer was first, so nothing was written. Read ``keys`` again, then decide again."""
 
-    def __init__(self, bucket: str, keys: tuple[str, ...]) -> None:
-        super().__init__(bucket, keys)
-        self.bucket, self.keys = bucket, keys
+    bucket: str
+    keys: tuple[str, ...]
 
     def __str__(self) -> str:
         names = ", ".join(map(repr, self.keys))
@@ -825,54 +834,55 @@ class WrongVersion(Conflict):
         )
 
 
+@dataclass(eq=False, repr=False)
 class CommandRefused(DataError):
     """A command was decided on, and the decision is no: ``reason`` says why. Nothing was stored.
 
     ``decide`` raises it, as ``jetspark.app.Refused``, and ``call`` does on the caller's side. A refusal is not
-    recorded: the same command, called again later, is decided anew.
+    recorded: the same command, called again later, is decided again.
     """
 
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
+    reason: str
 
     def __str__(self) -> str:
         return str(self.reason)
 
 
+@dataclass(eq=False, repr=False)
 class ObjectNotFound(DataError, KeyError):
-    """There is no object of that name: there never was one, or it was deleted."""
+    """The object does not exist: it was never put, or it was deleted."""
 
-    def __init__(self, bucket: str, name: str) -> None:
-        super().__init__(bucket, name)
-        self.bucket, self.name = bucket, name
+    bucket: str
+    name: str
 
     def __str__(self) -> str:
         return f"no object {self.name!r} in bucket {self.bucket!r}"
 
 
+@dataclass(eq=False, repr=False)
 class DigestMismatch(DataError):
-    """The bytes read of an object are not those that were put: ``reason`` says what differs. Discard them all."""
+    """The bytes read differ from the object that was put: ``reason`` says how. Discard all of them."""
 
-    def __init__(self, bucket: str, name: str, reason: str) -> None:
-        super().__init__(bucket, name, reason)
-        self.bucket, self.name, self.reason = bucket, name, reason
+    bucket: str
+    name: str
+    reason: str
 
     def __str__(self) -> str:
         return f"object {self.name!r} in bucket {self.bucket!r} is damaged: {self.reason}"
 
 
+@dataclass(eq=False, repr=False)
 class ContractViolation(DataError):
-    """A message is not what the contract of its event says. It never will be: put it aside, and go on.
+    """A message breaks the contract of its event, and always will: store it elsewhere and continue with the next one.
 
-    ``field`` names what is wrong (empty for the whole message), ``rule`` the rule that it breaks.
+    ``field`` names the faulty field (empty for the whole message), ``rule`` the rule that it breaks.
     """
 
-    def __init__(
-        self, subject: str, event_type: str = "", version: int | None = None, field: str = "", rule: str = ""
-    ) -> None:
-        super().__init__(subject, event_type, version, field, rule)
-        self.subject, self.event_type, self.version, self.field, self.rule = subject, event_type, version, field, rule
+    subject: str
+    event_type: str = ""
+    version: int | None = None
+    field: str = ""
+    rule: str = ""
 
     @property
     def kind(self) -> str:
@@ -895,7 +905,7 @@ class NotAnEnvelope(ContractViolation):
 
 
 class UnknownEventType(ContractViolation):
-    """Nobody declared the type of an event; ``rule`` lists the known ones."""
+    """The type of an event is not declared; ``rule`` lists the known types."""
 
 
 class UnknownEventVersion(ContractViolation):
@@ -922,12 +932,13 @@ class UpcastFailed(ContractViolation):
     """The function that should make a newer version of an event raised an error, which is ``__cause__``."""
 
 
+@dataclass(eq=False, repr=False)
 class ContractFrozen(DataError):
     """A type and version of an event is recorded already, with another meaning; ``changes`` says where."""
 
-    def __init__(self, event_type: str, version: int, changes: tuple[str, ...]) -> None:
-        super().__init__(event_type, version, changes)
-        self.event_type, self.version, self.changes = event_type, version, changes
+    event_type: str
+    version: int
+    changes: tuple[str, ...]
 
     def __str__(self) -> str:
         listed = "\n".join(self.changes)
@@ -937,131 +948,143 @@ class ContractFrozen(DataError):
         )
 
 
+@dataclass(eq=False, repr=False)
 class TopologyDrift(DataError):
     """The server is not as the application declares; ``steps`` is the difference. Apply it, or change the code."""
 
-    def __init__(self, app: str, steps: tuple[str, ...]) -> None:
-        super().__init__(app, steps)
-        self.app, self.steps = app, steps
+    app: str
+    steps: tuple[str, ...]
 
     def __str__(self) -> str:
         listed = "\n".join(self.steps)
         return f"the server is not as app {self.app!r} declares; see `jetspark plan`, then `jetspark apply`\n{listed}"
 
 
+@dataclass(eq=False, repr=False)
 class JetStreamUnavailable(NetworkError):
-    """Nobody answers, so nothing was done: JetStream is off, no stream stores the subject, or it has no leader.
+    """JetStream did not answer, so nothing was done: it is off, no stream stores the subject, or it has no leader.
 
-    ``reason`` says which of them it is, as far as what the server says of itself tells, and what helps.
+    ``reason`` names the cause, as far as the server's INFO tells it, and a remedy.
     """
 
-    def __init__(self, subject: str, reason: str = "") -> None:
-        super().__init__(subject, reason)
-        self.subject, self.reason = subject, reason
+    subject: str
+    reason: str = ""
 
     def __str__(self) -> str:
         guess = "JetStream is not enabled, no stream stores this subject, or a leader is being elected"
-        return f"nobody answers on {self.subject!r}: {self.reason or guess}"
+        return f"no answer on {self.subject!r}: {self.reason or guess}"
 
 
+@dataclass(eq=False, repr=False)
 class ProjectionDiffers(DataError):
-    """The state of a projection is not what its events make of it; ``differences`` names some of the keys."""
+    """The stored state of a projection differs from a fold of its events; ``differences`` names some of the keys."""
 
-    def __init__(self, projection: str, bucket: str, count: int, differences: tuple[str, ...]) -> None:
-        super().__init__(projection, bucket, count, differences)
-        self.projection, self.bucket, self.count, self.differences = projection, bucket, count, differences
+    projection: str
+    bucket: str
+    count: int
+    differences: tuple[str, ...]
 
     def __str__(self) -> str:
         more = f"; and {self.count - len(self.differences)} more" if self.count > len(self.differences) else ""
         return (
-            f"projection {self.projection!r}: {self.count} keys of bucket {self.bucket} are not what their events make "
-            f"of them: {'; '.join(self.differences)}{more}"
+            f"projection {self.projection!r}: {self.count} keys of bucket {self.bucket} differ from a fold of their "
+            f"events: {'; '.join(self.differences)}{more}"
         )
 
 
+@dataclass(eq=False, repr=False)
 class StateParked(DataError):
-    """A key of a projection does not go on, because an event could not be applied to it. Rebuild the key.
+    """A key of a projection is stuck, because an event could not be applied to it. Rebuild the key.
 
-    ``sequence`` is that of the event; 0 if it was not an event.
+    ``sequence`` is the event's sequence; 0 if the cause was not an event.
     """
 
-    def __init__(self, projection: str, key: str, sequence: int, reason: str) -> None:
-        super().__init__(projection, key, sequence, reason)
-        self.projection, self.key, self.sequence, self.reason = projection, key, sequence, reason
+    projection: str
+    key: str
+    sequence: int
+    reason: str
 
     def __str__(self) -> str:
         where = f" at event {self.sequence}" if self.sequence else ""
         return f"key {self.key!r} of projection {self.projection!r} is parked{where}: {self.reason}"
 
 
+@dataclass(eq=False, repr=False)
 class DataLoss(DataError):
     """Messages that were to be read are gone from the stream: its limits evicted them, or it was purged.
 
     ``remedy`` says what helps where they are read; it may be empty.
     """
 
-    def __init__(self, stream: str, wanted: int, first: int, remedy: str = "") -> None:
-        super().__init__(stream, wanted, first, remedy)
-        self.stream, self.wanted, self.first, self.remedy = stream, wanted, first, remedy
+    stream: str
+    wanted: int
+    first: int
+    remedy: str = ""
 
     def __str__(self) -> str:
         lost = (
-            f"stream {self.stream!r}: sequence {self.wanted} is wanted and the first there is is {self.first}, "
+            f"stream {self.stream!r}: sequence {self.wanted} is needed and the first stored one is {self.first}, "
             f"so {self.first - self.wanted} sequences are gone (limits, a purge, or deletes)"
         )
         return f"{lost}; {self.remedy}" if self.remedy else lost
 
 
+@dataclass(eq=False, repr=False)
 class StreamRecreated(DataError):
-    """The stream has the name of the one that was read before, and is another."""
+    """The stream was deleted and re-created since it was read, so positions in the old one mean nothing in this one."""
 
-    def __init__(self, stream: str, known: str, found: str, remedy: str = "start with a new checkpoint") -> None:
-        super().__init__(stream, known, found, remedy)
-        self.stream, self.known, self.found, self.remedy = stream, known, found, remedy
+    stream: str
+    known: str
+    found: str
+    remedy: str = "start with a new checkpoint"
 
     def __str__(self) -> str:
         return (
-            f"stream {self.stream!r} was deleted and created anew: what was read is of the one created at {self.known},"
-            f" and this one was created at {self.found}; {self.remedy}"
+            f"stream {self.stream!r} was deleted and re-created: the one read before was created at {self.known}, "
+            f"and this one at {self.found}; {self.remedy}"
         )
 
 
+@dataclass(eq=False, repr=False)
 class StreamWentBack(DataError):
     """The stream ends before the offset: it was restored from something older, or the offset is not of this stream."""
 
-    def __init__(self, stream: str, wanted: int, end: int) -> None:
-        super().__init__(stream, wanted, end)
-        self.stream, self.wanted, self.end = stream, wanted, end
+    stream: str
+    wanted: int
+    end: int
 
     def __str__(self) -> str:
         return (
-            f"stream {self.stream!r}: sequence {self.wanted} is wanted and the stream's next one is {self.end}; "
+            f"stream {self.stream!r}: sequence {self.wanted} is needed and the stream's next one is {self.end}; "
             "it was restored from an older state, or the offset is another stream's"
         )
 
 
+@dataclass(eq=False, repr=False)
 class BatcherTimeout(NetworkError, TimeoutError):
     """An add, a flush or a shutdown took longer than its ``timeout``."""
 
-    def __init__(self, name: str, what: str, timeout_s: float) -> None:
-        super().__init__(name, what, timeout_s)
-        self.name, self.what, self.timeout_s = name, what, timeout_s
+    name: str
+    what: str
+    timeout_s: float
 
     def __str__(self) -> str:
         return f"batcher {self.name!r}: {self.what} after {self.timeout_s:g} s"
 
 
+@dataclass(eq=False, repr=False)
 class FlushTimeout(NetworkError, TimeoutError):
-    """The sink did not finish a write in time. Nobody knows what of the batch it took, and it may still take more."""
+    """The sink did not finish a write in time. It may have stored any part of the batch, and may still be writing."""
 
-    def __init__(self, name: str, items: int, timeout_s: float) -> None:
-        super().__init__(name, items, timeout_s)
-        self.name, self.items, self.timeout_s = name, items, timeout_s
+    name: str
+    items: int
+    timeout_s: float
 
     def __str__(self) -> str:
         return f"batcher {self.name!r}: a write of {self.items} items took longer than flush_timeout={self.timeout_s:g}"
 
 
+@dataclass(eq=False, repr=False)
 class HandlerStalled(NetworkError):
     """A worker held events of a handler that made no progress, and has ended so that a supervisor starts another one.
 
@@ -1069,75 +1092,75 @@ class HandlerStalled(NetworkError):
     process ends it.
     """
 
-    def __init__(self, handler: str, what: str, still_runs: bool = False) -> None:
-        super().__init__(handler, what, still_runs)
-        self.handler, self.what, self.still_runs = handler, what, still_runs
+    handler: str
+    what: str
+    still_runs: bool = False
 
     def __str__(self) -> str:
         more = "; it was cancelled and still runs, until the process ends" if self.still_runs else ""
         return f"handler {self.handler!r} has stalled: {self.what}{more}"
 
 
+@dataclass(eq=False, repr=False)
 class DroppedOnShutdown(NetworkError):
     """The item was accepted, and not known to be written when the time of the shutdown was over.
 
     ``state`` is "waiting", or "being written" when the sink had it. It may be written yet, while the process lives.
     """
 
-    def __init__(self, name: str, state: str) -> None:
-        super().__init__(name, state)
-        self.name, self.state = name, state
+    name: str
+    state: str
 
     def __str__(self) -> str:
-        return f"batcher {self.name!r}: the time of the shutdown was over while the item was {self.state}"
+        return f"batcher {self.name!r}: the shutdown timed out while the item was {self.state}"
 
     @property
     def may_pass(self) -> bool:
         return False
 
 
+@dataclass(eq=False, repr=False)
 class CircuitOpen(NetworkError):
     """The sink was not tried: it failed too often lately. It is tried again in ``retry_in_s`` seconds."""
 
-    def __init__(self, retry_in_s: float) -> None:
-        super().__init__(retry_in_s)
-        self.retry_in_s = retry_in_s
+    retry_in_s: float
 
     def __str__(self) -> str:
-        return f"the sink failed too often and is left alone for another {self.retry_in_s:.3g} s"
+        return f"the sink failed too often; the next attempt is in {self.retry_in_s:.3g} s"
 
 
+@dataclass(eq=False, repr=False)
 class FeatureUnavailable(ServerFault):
     """The server is too old for ``feature``."""
 
-    def __init__(self, feature: str, needed: str, present: str) -> None:
-        super().__init__(feature, needed, present)
-        self.feature, self.needed, self.present = feature, needed, present
+    feature: str
+    needed: str
+    present: str
 
     def __str__(self) -> str:
         return f"{self.feature} needs nats-server {self.needed} or newer, and this is {self.present}"
 
 
+@dataclass(eq=False, repr=False)
 class EmbeddedServerError(ServerFault):
-    """A nats-server started by JetSpark could not be found, did not start, or died; ``log`` is what it last said."""
+    """A nats-server of JetSpark was not found, did not start, or died; ``log`` has the end of its log."""
 
-    def __init__(self, reason: str, log: str = "") -> None:
-        super().__init__(reason, log)
-        self.reason, self.log = reason, log
+    reason: str
+    log: str = ""
 
     def __str__(self) -> str:
         return f"{self.reason}\n--- nats-server log ---\n{self.log}" if self.log else self.reason
 
 
+@dataclass(eq=False, repr=False)
 class CommandFailed(ServerFault):
     """A worker could not decide a command, and would not next time: its code, or the history it reads, is wrong.
 
     Nothing was stored.
     """
 
-    def __init__(self, command: str, reason: str) -> None:
-        super().__init__(command, reason)
-        self.command, self.reason = command, reason
+    command: str
+    reason: str
 
     def __str__(self) -> str:
         return f"command {self.command!r}: {self.reason}"

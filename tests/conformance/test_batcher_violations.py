@@ -295,7 +295,7 @@ VIOLATIONS = {
     "V1": (SharedBuffer, "test_I3_I4_a_batch_is_never_changed_or_used_again", "I3: a batch was changed"),
     "V2": (NoDrain, "test_I6_shutdown_writes_everything_that_was_accepted", "I6: not everything accepted"),
     "V3": (TwoReasons, "test_V3_each_flush_has_one_reason", "flushes had [0-9]+ reasons"),
-    "V4": (ClosedPanics, "test_I8_whoever_adds_after_shutdown_is_told_that_it_is_closed", "I8.*closed channel"),
+    "V4": (ClosedPanics, "test_I8_an_add_after_shutdown_raises_that_the_batcher_is_closed", "I8.*closed channel"),
     "V5": (Unbounded, "test_B1_the_queue_is_bounded", "B1: 11 items were accepted"),
     "V6": (SilentDrop, "test_B4_what_was_accepted_is_never_dropped", "B4: 40 accepted"),
     "V7": (EmptyBatches, "test_V7_no_batch_is_empty", "V7: "),

@@ -66,7 +66,7 @@ MAY_STAY_WITH = {
     "jetspark.blocking.waiter.Changed",
     "jetspark.blocking.source.SourceReader",
     "jetspark.blocking.subscription.SubscriptionReader",
-    "jetspark.blocking.calling.Calling",  # has the thread, of which rows say by themselves whether it may stay
+    "jetspark.blocking.callbacks.CallbackRunner",  # has the thread, of which rows say by themselves whether it may stay
 }
 
 

@@ -392,7 +392,7 @@ async def test_a_mistake_in_a_publisher_is_told_to_whoever_waits(
                 await publisher.flush(timeout=20)
 
             # Before the first message: its acknowledgement may be quicker than anything that follows.
-            monkeypatch.setattr(endless, "_look", fail)
+            monkeypatch.setattr(endless, "_follow_batch", fail)
             async with publisher:
                 with pytest.raises(AssertionError, match="a mistake"):
                     await publish_and_flush()

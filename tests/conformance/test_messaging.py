@@ -238,7 +238,7 @@ async def test_a_message_without_a_reply_subject_cannot_be_answered(driver: Driv
         subscription = await nc.subscribe("statement")
         await nc.publish("statement")
         message = await subscription.next(30)
-        with pytest.raises(jetspark.UsageError, match="nobody waits for an answer"):
+        with pytest.raises(jetspark.UsageError, match="its sender expects no answer"):
             await message.respond(b"?")
 
 
@@ -513,3 +513,70 @@ def test_the_socket_is_closed_with_the_connection(driver: Driver, url: str) -> N
     before = socket.socket()
     before.close()
     driver.run(test())
+
+
+class Outcome:
+    """A handle of ``request_with``."""
+
+    def __init__(self) -> None:
+        self.replies: list[bytes] = []
+        self.errors: list[Exception] = []
+
+    def done(self) -> bool:
+        return bool(self.replies or self.errors)
+
+    def set_result(self, message: jetspark.Message, /) -> None:
+        self.replies.append(message.data)
+
+    def set_exception(self, error: Exception, /) -> None:
+        self.errors.append(error)
+
+
+@on_both_drivers
+async def test_a_handle_gets_the_first_reply_of_a_taken_request(driver: Driver, url: str) -> None:
+    async with driver.connect(url) as nc, driver.connect(url) as other:
+        asking, serving = (getattr(each.jetstream(), "_target", each.jetstream())._context for each in (nc, other))
+
+        def serve(message: jetspark.Message) -> None:
+            for reply in (message.data.upper(), b"second"):
+                serving.send_reply(message.reply or "", reply, {"X": "1"} if message.data == b"headed" else None)
+
+        taken = serving.take("orders.ask", serve, queue="workers")
+        await other.flush()
+        plain, headed, unheard = Outcome(), Outcome(), Outcome()
+        asking.request_with(plain, "orders.ask", b"plain")
+        asking.request_with(headed, "orders.ask", b"headed", {"Y": "2"}, at_once=False)
+        asking.request_with(unheard, "orders.nowhere", b"")
+        await until(lambda: plain.done() and headed.done() and unheard.done())
+        assert (plain.replies, headed.replies) == ([b"PLAIN"], [b"HEADED"])
+        assert [type(each) for each in unheard.errors] == [jetspark.NoResponders]
+        assert taken.received == 2
+        held: list[jetspark.Message] = []
+        serving.take("orders.hold", held.append)
+        await other.flush()
+        forgotten = Outcome()
+        asking.forget(asking.request_with(forgotten, "orders.hold", b""))
+        await until(lambda: held)
+        serving.send_reply(held[0].reply or "", b"late")
+        await other.flush()
+        await nc.flush()
+        assert not forgotten.done()
+
+
+@on_both_drivers
+async def test_an_error_of_a_taking_callback_is_reported_and_ends_nothing(driver: Driver, url: str) -> None:
+    events = Recorder()
+    async with driver.connect(url, on_event=events) as nc:
+        context = getattr(nc.jetstream(), "_target", nc.jetstream())._context
+        taken: list[bytes] = []
+
+        def take(message: jetspark.Message) -> None:
+            taken.append(message.data)
+            raise ValueError(message.data)
+
+        context.take("orders", take)
+        await nc.publish("orders", b"one")
+        await nc.publish("orders", b"two")
+        await until(lambda: len(taken) == 2)
+        await until(lambda: len(events.of(jetspark.ErrorReported)) == 2)
+        assert taken == [b"one", b"two"]

@@ -152,7 +152,7 @@ async def test_over_fast_ingest_no_more_than_the_window_is_kept(
     async with driver.connect(url) as nc:
         js = nc.jetstream()
         store = await _store(js, "fast")
-        ours = sys.modules[f"{type(inside(store)).__module__.rpartition('.')[0]}.object_sending"]
+        ours = sys.modules[f"{type(inside(store)).__module__.rpartition('.')[0]}.object_writer"]
         publishers: list[Any] = []
         make = ours.FastPublisher
         waiting = [0]
@@ -676,7 +676,7 @@ async def test_a_long_put_whose_chunks_were_taken_for_orphans_fails(
             asyncio.run_coroutine_threadsafe(remove(), loop).result(PATIENCE_S)
 
         with pytest.raises(
-            jetspark.ConnectionLost, match=r"3000 chunks became \d+ before .* purged them; put it again"
+            jetspark.ConnectionLost, match=r"3000 chunks became \d+ before .* were purged; put it again"
         ):
             await store.put("a", _interrupted(driver, 3000, purge), chunk_bytes=CHUNK)
         assert await store.get_bytes("a") == b"before"
@@ -720,8 +720,8 @@ async def test_a_put_under_which_the_bucket_loses_chunks_fails_however_short_it_
 
 @on_both_drivers
 async def test_a_slow_source_is_waited_for(driver: Driver, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jetspark.aio.object_sending.FLUSH_EVERY_S", 0.2)
-    monkeypatch.setattr("jetspark.blocking.object_sending.FLUSH_EVERY_S", 0.2)
+    monkeypatch.setattr("jetspark.aio.object_writer.FLUSH_EVERY_S", 0.2)
+    monkeypatch.setattr("jetspark.blocking.object_writer.FLUSH_EVERY_S", 0.2)
 
     def pieces() -> Iterator[bytes]:
         for _ in range(25):

@@ -349,7 +349,7 @@ async def test_a_reader_whose_stream_was_deleted_says_so(driver: Driver, own: Na
             with pytest.raises(jetspark.StreamRecreated if is_made_again else jetspark.StreamNotFound) as caught:
                 await anext(reader)
             if is_made_again:
-                assert f"stream {name!r} was deleted and created anew" in str(caught.value)
+                assert f"stream {name!r} was deleted and re-created" in str(caught.value)
                 assert name != "O" or "the last sequence read is 20" in str(caught.value)
 
 

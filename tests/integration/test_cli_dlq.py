@@ -18,7 +18,7 @@ import pytest
 from typer.testing import CliRunner
 
 import jetspark.blocking
-from jetspark.app.stored_events import DeadEvent, FailureCause, Origin, letter_subject
+from jetspark.app.stored_events import FailureCause, Origin, StoredEvent, dead_letter_subject
 from jetspark.cli import commands
 from jetspark.core.headers import Headers
 from jetspark.errors import JetSparkError
@@ -82,7 +82,7 @@ class Shell:
 
     def letter(self, handler: str, sequence: int, key: str | None = "a") -> None:
         """Write one as a worker does that has ended since."""
-        each = DeadEvent(
+        each = StoredEvent(
             handler=handler,
             key=key,
             origin=Origin("SHOP", sequence, 1),
@@ -94,7 +94,7 @@ class Shell:
             cause=FailureCause.of(ValueError("no"), is_transient=False),
         )
         with jetspark.blocking.connect(self.environment["JETSPARK_SERVERS"]) as client:
-            subject = letter_subject("shop", handler, each.key, each.origin)
+            subject = dead_letter_subject("shop", handler, each.key, each.origin)
             client.jetstream().publish(subject, each.data, headers=each.to_headers())
 
     def wait_for(self, condition: Any) -> None:
@@ -232,7 +232,7 @@ def test_letters_of_an_application_without_handlers_are_discarded(shell: Shell) 
 
 def test_letters_are_shown_whatever_is_in_them(shell: Shell) -> None:
     shell.run("apply", "shop:app")
-    odd = DeadEvent(
+    odd = StoredEvent(
         handler="notes",
         key="a\nb",
         origin=Origin("SHOP", 1, 1),
@@ -247,7 +247,7 @@ def test_letters_are_shown_whatever_is_in_them(shell: Shell) -> None:
         js = client.jetstream()
         for number in (1, 2):
             each = dataclasses.replace(odd, origin=Origin("SHOP", number, 1))
-            subject = letter_subject("shop", "notes", each.key, each.origin)
+            subject = dead_letter_subject("shop", "notes", each.key, each.origin)
             js.publish(subject, each.data, headers=each.to_headers())
     assert shell.run("dlq", "ls", "shop:app").splitlines() == [
         "NUMBER  STATUS  HANDLER  KEY   EVENT   REASON",
@@ -318,7 +318,7 @@ def test_retries_are_listed_tried_now_and_cancelled(shell: Shell) -> None:
         assert "with one of error, fingerprint, key, sequence, subject" in shell.run(
             "retry", "now", app, "--where", "status=open", code=1
         )
-        assert "key was given before" in shell.run("retry", "now", app, "--where", "key=a", "--where", "key=b", code=1)
+        assert "key is given twice" in shell.run("retry", "now", app, "--where", "key=a", "--where", "key=b", code=1)
         assert "no scheduled retry matches; `jetspark retry ls` lists all" in shell.run(
             "retry", "now", app, "--where", "key=c"
         )

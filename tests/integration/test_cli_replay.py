@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 import jetspark
 from jetspark.app import App
-from jetspark.app.replay import verify
+from jetspark.app.replay import VerifyOptions, verify
 from jetspark.cli import commands
 from jetspark.errors import ConfigError, JetSparkError, UsageError
 from jetspark.server import NatsServer
@@ -142,7 +142,7 @@ def test_a_projection_is_verified_replayed_repaired_and_rebuilt(till: Any) -> No
     [
         ("replay", "jetspark replay till:app totals --resume {id}"),
         ("rebuild --verify --swap", "jetspark rebuild till:app totals --verify --swap --resume {id}"),
-        ("rebuild --key o-1", "begin anew"),
+        ("rebuild --key o-1", "it is safe to begin again"),
     ],
 )
 def test_a_command_that_is_interrupted_says_how_to_go_on(till: Any, command: str, again: str) -> None:
@@ -198,7 +198,7 @@ def test_a_record_that_nobody_can_read_is_named_beside_the_others(till: Any) -> 
     done = CliRunner().invoke(commands.app, ["replays", "till:app"])
     assert done.exit_code == 0
     assert "1 replays" in done.stdout
-    assert "totals.replay.x is left out: the record of a replay is not readable: b'what is this'" in done.stderr
+    assert "record totals.replay.x is left out: the record of a job is not readable: b'what is this'" in done.stderr
     listed = CliRunner().invoke(commands.app, ["replays", "till:app", "--json"])
     assert len(json.loads(listed.stdout)) == 1
     assert "totals.replay.x is left out" in listed.stderr
@@ -215,8 +215,9 @@ def test_buckets_that_are_not_in_use_are_listed_and_dropped(till: Any) -> None:
     assert "bucket totals_v1, built" in listed
     assert "bucket totals_v1_r1, swapped" in listed
     assert "totals_v1_r1 is in use" in run("rebuild", "till:app", "totals", "--drop", second, code=1)
-    assert "expected without other options" in run("rebuild", "till:app", "totals", "--drop", first, "--swap", code=1)
-    assert "there is no record of it" in run("rebuild", "till:app", "totals", "--drop", "r0", code=1)
+    refused = run("rebuild", "till:app", "totals", "--drop", first, "--swap", code=1)
+    assert "--drop cannot be combined with --swap" in refused
+    assert "no job has this id" in run("rebuild", "till:app", "totals", "--drop", "r0", code=1)
     assert "bucket totals_v1, dropped" in run("rebuild", "till:app", "totals", "--drop", first)
     assert "was dropped already" in run("rebuild", "till:app", "totals", "--drop", first, code=1)
     assert "it is dropped already" in run("rebuild", "till:app", "totals", "--resume", first, code=1)
@@ -244,14 +245,14 @@ def test_a_boundary_that_the_bucket_has_not_reached_is_refused(till: Any) -> Non
 
     asyncio.run(publish_more())
     refused = asyncio.run(_refusal(till, to_seq=11))
-    assert "to_seq=11: bucket totals has got to sequence 10 only: does a worker run it? Expected 10 at most" in refused
+    assert "to_seq=11: bucket totals has reached only sequence 10: does a worker run? Expected 10 or less" in refused
     assert json.loads(run("verify", "till:app", "totals", "--to-seq", "10", "--json"))["equal"]
 
 
 async def _refusal(till: Any, to_seq: int) -> str:
     async with jetspark.connect(os.environ["JETSPARK_SERVERS"]) as client:
         with pytest.raises(UsageError) as refused:
-            await verify(client.jetstream(), till.app, "totals", to_seq=to_seq, wait_s=0.2)
+            await verify(client.jetstream(), till.app, "totals", VerifyOptions(to_seq=to_seq, wait_s=0.2))
     return str(refused.value)
 
 
@@ -278,7 +279,8 @@ def test_a_rebuild_says_beforehand_which_values_it_would_change(till: Any) -> No
     assert (found["old_version"], found["version"], found["difference_count"], found["reads"]["last"]) == (1, 2, 2, 10)
     assert {each["key"] for each in found["differences"]} == {"o-1", "o-2"}
     assert asyncio.run(_buckets()) == ["totals"]
-    assert "--dry-run: expected without" in run("rebuild", "till:app", "totals", "--dry-run", "--swap", code=1)
+    refused = run("rebuild", "till:app", "totals", "--dry-run", "--swap", code=1)
+    assert "--dry-run cannot be combined with --swap" in refused
 
 
 class Larger:
@@ -317,22 +319,26 @@ def test_a_stream_without_its_first_events_is_rebuilt_from_a_bucket(till: Any, n
     assert (built["record"]["base"], built["record"]["first"], built["swapped"]) == ("totals", 10, True)
     assert "with the states of totals before 10" in run("replays", "till:app")
     for options in (["--verify"], ["--dry-run"], ["--key", "o-1"], ["--resume", "x"]):
-        assert "expected without" in run("rebuild", "till:app", "totals", "--from-bucket", "totals", *options, code=1)
+        refused = run("rebuild", "till:app", "totals", "--from-bucket", "totals", *options, code=1)
+        assert "cannot be combined with" in refused
 
 
 def test_what_cannot_be_meant_is_refused(till: Any) -> None:
     assert "expected a time such as" in run("replay", "till:app", "totals", "--since", "yesterday", code=1)
     assert "expected a time zone" in run("replay", "till:app", "totals", "--since", "2026-03-20T10:00:00", code=1)
-    assert "expected without a range" in run("replay", "till:app", "totals", "--resume", "r1", "--to-seq", "2", code=1)
-    assert "expected without --dry-run" in run("replay", "till:app", "totals", "--resume", "no", "--dry-run", code=1)
-    assert "--key: expected without" in run("rebuild", "till:app", "totals", "--key", "o-1", "--swap", code=1)
-    assert "together with swap" in run("rebuild", "till:app", "totals", "--drop-old", code=1)
+    refused = run("replay", "till:app", "totals", "--resume", "r1", "--to-seq", "2", code=1)
+    assert "--resume cannot be combined with a range" in refused
+    refused = run("replay", "till:app", "totals", "--resume", "no", "--dry-run", code=1)
+    assert "--resume cannot be combined with --dry-run" in refused
+    refused = run("rebuild", "till:app", "totals", "--key", "o-1", "--swap", code=1)
+    assert "--key cannot be combined with --swap" in refused
+    assert "--drop-old needs --swap" in run("rebuild", "till:app", "totals", "--drop-old", code=1)
     assert "it has totals" in run("verify", "till:app", "sums", code=1)
     assert "--engine spark" in run("rebuild", "till:app", "totals", "--key", "o-1", "--engine", "spark", code=1)
     for command in ("verify", "replay", "rebuild", "run"):
         name = ["totals"] if command != "run" else []
-        assert "--master: expected with --engine spark" in run(command, "till:app", *name, "--remote", "sc://x", code=1)
-    assert "--py-files: expected with" in run("verify", "till:app", "totals", "--py-files", "till.py", code=1)
+        assert "--master needs --engine spark" in run(command, "till:app", *name, "--remote", "sc://x", code=1)
+    assert "--py-files needs --engine spark" in run("verify", "till:app", "totals", "--py-files", "till.py", code=1)
 
 
 @pytest.mark.slow
@@ -352,7 +358,7 @@ def test_spark_folds_for_verify_replay_and_rebuild(own_till: Any) -> None:
         place = ("--engine", "spark", "--master", master, "--py-files", "till.py")
         found = json.loads(run("verify", "till:app", "totals", *place, "--json"))
         assert any(file.endswith("/till.py") for file in spark.sparkContext.listFiles)
-        with pytest.raises(ConfigError, match=rf"has a session of {re.escape(master)} already"):
+        with pytest.raises(ConfigError, match=rf"has a session with master {re.escape(master)} already"):
             session(master="spark://127.0.0.1:1")
     assert (found["equal"], found["keys"], found["parked"], found["boundary"]) == (True, 3, 1, 10)
     right = json.loads(run("verify", "till:app", "totals", "--json"))["digest"]

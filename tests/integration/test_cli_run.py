@@ -195,10 +195,10 @@ def test_changed_sources_restart_the_workers(folder: Path, start: Callable[..., 
 def waits_of(code: int) -> list[float]:
     slot, waits = Slot(), []
     for _ in range(4):
-        slot.note_end(code, slot.started_at + 1.0)
+        slot.end(code, slot.started_at + 1.0)
         waits.append(slot.start_at - slot.started_at - 1.0)
     assert slot.refusals == (4 if code > 0 else 0)  # what is killed is not given up
-    slot.note_end(code, slot.started_at + STEADY_S)
+    slot.end(code, slot.started_at + STEADY_S)
     assert slot.failures == slot.refusals == 0
     return waits
 
@@ -229,12 +229,12 @@ def test_sources_are_those_below_the_folder(tmp_path: Path) -> None:
     [
         (
             ["--engine", "spark", "--workers", "2", "--lease", "5"],
-            "--workers, --lease: expected without --engine spark",
+            "--engine spark cannot be combined with --workers, --lease",
         ),
-        (["--engine", "spark", "--reload"], "--reload: expected without --engine spark"),
-        (["--engine", "spark", "--partitions", "2"], "--partitions: expected without"),
-        (["--engine", "spark", "--stop-timeout", "1"], "--stop-timeout: expected without"),
-        (["--checkpoint", "here"], "--checkpoint: expected with --engine spark"),
+        (["--engine", "spark", "--reload"], "--engine spark cannot be combined with --reload"),
+        (["--engine", "spark", "--partitions", "2"], "cannot be combined with --partitions"),
+        (["--engine", "spark", "--stop-timeout", "1"], "cannot be combined with --stop-timeout"),
+        (["--checkpoint", "here"], "--checkpoint needs --engine spark"),
     ],
 )
 def test_options_of_the_other_engine_are_refused(options: list[str], message: str) -> None:

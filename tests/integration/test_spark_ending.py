@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from jetspark.errors import UsageError
-from jetspark.spark.ending import stop_between_batches
+from jetspark.spark.queries import stop_between_batches
 
 pytest_plugins = ["support.sparks"]
 

@@ -24,8 +24,8 @@ from support import projected
 from support.projected import app, folded, publish, stored
 
 import jetspark
-from jetspark.app.projections.marks import position_key
 from jetspark.app.projections.positions import FoldPosition
+from jetspark.app.projections.state_header import position_key
 from jetspark.app.replay import verify
 from jetspark.blocking import JetStream, connect
 from jetspark.errors import JetSparkError, KeyNotFound

@@ -24,7 +24,7 @@ from jetspark.spark import connections
 from jetspark.spark.stream import sink
 from jetspark.spark.stream.ledger import Committed, Ledger, stored_ids, time_of
 from jetspark.spark.stream.publishing import AsyncPublishing, FastPublishing, Publisher
-from jetspark.spark.stream.sink import BatchWriter, SinkOptions, Task, TaskPlace
+from jetspark.spark.stream.sink import BatchWriter, SinkOptions, Task, TaskId
 from jetspark.spark.stream.writing import Layout, Rows
 
 pytest_plugins = ["support.sparks"]
@@ -186,7 +186,7 @@ def attempt(
 
     subject = subject or f"{stream.name}.x"
     options = SinkOptions(servers=(server.url,), subject=subject, publish_mode=mode, ledger_bucket=bucket, **more)
-    return Task(options, Layout(subject=subject, msg_id=None), TaskPlace(stream.name, 0, 0)).run(batches())
+    return Task(options, Layout(subject=subject, msg_id=None), TaskId(stream.name, 0, 0)).run(batches())
 
 
 def test_an_attempt_after_the_duplicate_window_stores_what_the_first_has_not(server: NatsServer, js: JetStream) -> None:
@@ -366,7 +366,7 @@ def named(server: NatsServer, stream: Stream, bucket: str, *partitions: list[byt
     options = SinkOptions(servers=(server.url,), subject=subject, ledger_bucket=bucket, write_id="daily", **more)
     layout = Layout(subject=subject, msg_id=None)
     written = [
-        Task(options, layout, TaskPlace("daily", 0, number)).run(iter([pa.record_batch({"data": rows})]))
+        Task(options, layout, TaskId("daily", 0, number)).run(iter([pa.record_batch({"data": rows})]))
         for number, rows in enumerate(partitions or (ROWS,))
     ]
     BatchWriter(options, layout).commit([*written])
@@ -442,7 +442,7 @@ def test_a_task_that_begins_after_another_write_of_the_name_was_committed_does_n
 
     def part(number: int) -> Any:
         rows = [b"slow %d" % number]
-        return Task(options, layout, TaskPlace("daily", 0, number)).run(iter([pa.record_batch({"data": rows})]))
+        return Task(options, layout, TaskId("daily", 0, number)).run(iter([pa.record_batch({"data": rows})]))
 
     first = part(0)
     named(server, stream, bucket)
@@ -494,7 +494,7 @@ def write_rows(server: NatsServer, stream: Stream, mode: str, row: dict[str, Any
         servers=(server.url,), stream=stream.name, publish_mode=mode, ledger_bucket=new_name("ledger"), patience_s=5.0
     )
     layout = Layout(subject=None, msg_id=None, has_headers=True, has_ttl=True)
-    return Task(options, layout, TaskPlace("query", 0, 0)).run(iter([batch]))
+    return Task(options, layout, TaskId("query", 0, 0)).run(iter([batch]))
 
 
 @pytest.mark.parametrize("mode", MODES)

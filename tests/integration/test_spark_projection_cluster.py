@@ -16,8 +16,8 @@ from support.projected import app, folded, stored
 
 import jetspark
 from jetspark import StreamConfig
-from jetspark.app.projections.marks import position_key
 from jetspark.app.projections.positions import FoldPosition
+from jetspark.app.projections.state_header import position_key
 from jetspark.app.replay import verify
 from jetspark.blocking import JetStream, connect
 from jetspark.errors import JetSparkError, KeyNotFound

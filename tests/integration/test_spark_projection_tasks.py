@@ -19,10 +19,10 @@ from support import joined, projected
 from support.projected import app, folded, publish, stored
 from support.stale import StaleLoads, stale_loads
 
-from jetspark.app.projections.live import LiveOptions
-from jetspark.app.projections.marks import position_key
+from jetspark.app.projections.live_options import LiveOptions
 from jetspark.app.projections.positions import FoldPosition, position_change
-from jetspark.app.stored_events import DeadEvent
+from jetspark.app.projections.state_header import position_key
+from jetspark.app.stored_events import StoredEvent
 from jetspark.blocking import JetStream
 from jetspark.blocking.steps import ProcedureRunner
 from jetspark.errors import Conflict, UsageError
@@ -148,7 +148,7 @@ def test_any_order_of_batches_and_tasks_with_repeats_and_half_done_ones_stores_t
     assert [position(bank, name) for name in NAMES] == [2_000] * 3
     assert any(" parked " in (mark or "") for _, _, mark in stored(bank, "accounts").values())
     letters = [
-        DeadEvent.of(each.headers, each.data) for each in bank.stream(app.spec.dead_letter_stream).get_messages()
+        StoredEvent.of(each.headers, each.data) for each in bank.stream(app.spec.dead_letter_stream).get_messages()
     ]
     assert [(each.handler, each.key, each.status) for each in letters] == [("projections", None, "open")] * 3
 
@@ -289,7 +289,7 @@ def test_a_message_too_large_for_its_letter_has_a_letter_without_it(server: Nats
     bank.publish("bank.b.moved", b"y")
     Batch(server, 1, 2).all()
     letters = [
-        DeadEvent.of(each.headers, each.data) for each in bank.stream(app.spec.dead_letter_stream).get_messages()
+        StoredEvent.of(each.headers, each.data) for each in bank.stream(app.spec.dead_letter_stream).get_messages()
     ]
     assert sorted((each.origin.sequence, each.is_body_omitted) for each in letters) == [(1, True), (2, False)]
 
@@ -306,13 +306,13 @@ def test_a_stream_that_is_made_anew_under_a_write_ends_it_before_a_position_is_n
     publish(bank, projected.messages(300, seed=2))
     with pytest.raises(
         UsageError,
-        match=r"bucket accounts\) was made of stream .BANK. as it was .* means nothing",
+        match=r"bucket accounts\) was made of stream .BANK. as it was .* is not valid",
     ):
         batch.all()
     assert [position(bank, name) for name in NAMES] == [100] * 3
     with pytest.raises(
         UsageError,
-        match=r"bucket accounts\) was made of stream .BANK. as it was .* means nothing",
+        match=r"bucket accounts\) was made of stream .BANK. as it was .* is not valid",
     ):
         Batch(server, 101, 200)
 
@@ -373,7 +373,7 @@ def test_the_live_engine_and_tasks_of_spark_at_the_same_time_store_the_same_byte
             time.sleep(0.02)
     check(bank)
     letters = [
-        DeadEvent.of(each.headers, each.data) for each in bank.stream(app.spec.dead_letter_stream).get_messages()
+        StoredEvent.of(each.headers, each.data) for each in bank.stream(app.spec.dead_letter_stream).get_messages()
     ]
     assert len(letters) == 3
     # And Spark goes on where the live engine was.

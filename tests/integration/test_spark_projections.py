@@ -20,9 +20,9 @@ from support.projected import Dropped, app, folded, publish, stored
 from jetspark import KVConfig
 from jetspark.app import encode
 from jetspark.app.clock import utc_now
-from jetspark.app.projections.marks import Mark, position_key
 from jetspark.app.projections.positions import FoldPosition
-from jetspark.app.stored_events import DeadEvent
+from jetspark.app.projections.state_header import Mark, position_key
+from jetspark.app.stored_events import StoredEvent
 from jetspark.blocking import JetStream, connect
 from jetspark.errors import ConfigError, KeyNotFound, UsageError
 from jetspark.server import NatsServer
@@ -50,9 +50,10 @@ def bank(server: NatsServer, js: JetStream) -> JetStream:
     return projected.fresh(server.url, js)
 
 
-def letters(js: JetStream) -> list[DeadEvent]:
+def letters(js: JetStream) -> list[StoredEvent]:
     return [
-        DeadEvent.of(message.headers, message.data) for message in js.stream(app.spec.dead_letter_stream).get_messages()
+        StoredEvent.of(message.headers, message.data)
+        for message in js.stream(app.spec.dead_letter_stream).get_messages()
     ]
 
 

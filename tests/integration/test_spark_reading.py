@@ -44,13 +44,13 @@ from jetspark.blocking import JetStream, Stream, connect
 from jetspark.blocking.context import context_of
 from jetspark.errors import DataLoss, PermissionDenied, StreamRecreated
 from jetspark.server import NatsCluster, NatsServer, Permissions, User
-from jetspark.spark import connections, following, progress
+from jetspark.spark import connections, queries, stream_follower
 from jetspark.spark.kv import options as kv_options
 from jetspark.spark.kv import reading as kv_reading
 from jetspark.spark.kv.reading import ChangeReader
 from jetspark.spark.offsets import Offset, StreamPosition
 from jetspark.spark.options import read_options
-from jetspark.spark.progress import Lag, lag
+from jetspark.spark.queries import Lag, lag
 from jetspark.spark.schema import SCHEMA, Columns
 from jetspark.spark.stream import heads, source
 from jetspark.spark.stream.reading import RangeReader
@@ -246,7 +246,7 @@ def test_data_that_nobody_wants_is_not_sent(
 
 def test_a_start_below_the_first_sequence_is_data_loss(server: NatsServer, stream: Stream) -> None:
     stream.purge(up_to_sequence=30)
-    with pytest.raises(DataLoss, match=r"sequence 10 is wanted and the first there is is 31.*failOnDataLoss=false"):
+    with pytest.raises(DataLoss, match=r"sequence 10 is needed and the first stored one is 31.*failOnDataLoss=false"):
         sequences(reader_of(server, stream, 10, 50).batches())
 
 
@@ -359,7 +359,7 @@ def test_a_start_that_was_asked_for_by_its_place_or_time_can_be_lost(
     reader = BatchReader(options(server, full.name, **{start: value}), SCHEMA)
     partitions = reader.partitions()
     fill(js, full, 30)
-    with pytest.raises(DataLoss, match="the first there is is 81"):
+    with pytest.raises(DataLoss, match="the first stored one is 81"):
         read_all(reader, partitions)
 
 
@@ -379,7 +379,7 @@ def test_a_query_from_earliest_begins_with_what_a_full_stream_still_has_and_keep
     assert read_all(again, again.partitions(start, json.loads(json.dumps(end)))) == list(range(71, 111))
     following = reader().latestOffset(end, ReadAllAvailable())
     fill(js, full, 60)
-    with pytest.raises(DataLoss, match="sequence 111 is wanted and the first there is is 131"):
+    with pytest.raises(DataLoss, match="sequence 111 is needed and the first stored one is 131"):
         read_all(reader(), reader().partitions(end, following))
     with pytest.raises(DataLoss):
         reader().latestOffset(end, ReadAllAvailable())
@@ -665,8 +665,8 @@ def test_a_server_that_is_away_while_messages_are_counted_ends_no_query_and_no_q
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What ends where it began is taken for nothing new; a query that reads what is there now would be over."""
-    monkeypatch.setattr(following, "PATIENCE_S", 0.2)
-    monkeypatch.setattr(following, "START_PATIENCE_S", 0.4)
+    monkeypatch.setattr(stream_follower, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(stream_follower, "START_PATIENCE_S", 0.4)
 
     def reader(own: NatsServer, name: str) -> StreamReader | ChangeReader:
         if kind == "stream":
@@ -855,7 +855,7 @@ def shift_clock(monkeypatch: pytest.MonkeyPatch, hours: int) -> None:
         def now(cls, tz: datetime.tzinfo | None = None) -> Any:
             return datetime.datetime.now(tz) + datetime.timedelta(hours=hours)
 
-    for module in (heads, progress):
+    for module in (heads, queries):
         monkeypatch.setattr(module, "datetime", SimpleNamespace(datetime=Shifted, UTC=datetime.UTC))
 
 
@@ -1015,7 +1015,7 @@ def test_a_stream_that_a_list_leaves_out_is_asked_about_before_it_counts_as_gone
     end = reader.latestOffset(start, ReadAllAvailable())
     assert {name: each["next"] for name, each in end["streams"].items()} == {first.name: 6, second.name: 11}
     js.delete_stream(second.name)
-    time.sleep(following.POLL_S)
+    time.sleep(stream_follower.POLL_S)
     with pytest.raises(ConfigError, match=rf"the checkpoint also has '{second.name}', which is deleted"):
         reader.latestOffset(end, ReadAllAvailable())
 
@@ -1045,7 +1045,7 @@ def test_a_micro_batch_of_two_tasks_has_few_requests(server: NatsServer, js: Jet
     for number in range(1_000):
         js.publish_async(f"{prefix}.{number if kind == 'bucket' else number % 3}", b"x")
     js.publish_async_complete()
-    time.sleep(following.POLL_S)
+    time.sleep(stream_follower.POLL_S)
     before = js.account_info().api["total"]
     pulls = context_of(js).client.subscribe("$JS.API.CONSUMER.MSG.NEXT.>")  # which the server does not count
     context_of(js).client.flush()
@@ -1063,7 +1063,7 @@ def test_a_micro_batch_of_two_tasks_has_few_requests(server: NatsServer, js: Jet
 def test_news_behind_a_limit_are_not_waited_for(
     server: NatsServer, stream: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(following, "POLL_S", 60.0)
+    monkeypatch.setattr(stream_follower, "POLL_S", 60.0)
     reader = StreamReader(options(server, stream.name, startingOffsets="earliest"), SCHEMA)
     offset = reader.initialOffset()
     started = time.monotonic()
@@ -1115,7 +1115,7 @@ KINDS = pytest.mark.parametrize("kind", ["stream", "bucket"])
 
 @KINDS
 def test_an_outage_does_not_end_the_query(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(following, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(stream_follower, "PATIENCE_S", 0.5)
     with NatsServer(store_dir=tmp_path) as own, connect(own.url) as client:
         what = followed(kind, own, client.jetstream())
         reader = what.new_reader()
@@ -1277,7 +1277,7 @@ def test_a_query_of_a_bucket_says_how_far_it_is_behind(server: NatsServer, js: J
 def test_without_an_offset_of_ours_there_is_no_lag(js: JetStream) -> None:
     progress: dict[str, Any]
     for progress in ({}, {"sources": []}, {"sources": [{"endOffset": None}]}, {"sources": [{"endOffset": "7"}]}):
-        with pytest.raises(ConfigError, match="has no source of ours"):
+        with pytest.raises(ConfigError, match="no JetStream source of the query has finished"):
             lag(progress, js)
 
 
@@ -1429,7 +1429,7 @@ def test_a_pattern_without_a_stream_is_refused_in_a_batch_and_waits_in_a_query(
     start = reader.initialOffset()
     for _ in range(3):
         assert reader.latestOffset(start, ReadAllAvailable()) is start
-    assert caplog.messages == [f"streamPattern='{name}': no stream has such a name yet"]
+    assert caplog.messages == [f"streamPattern='{name}': no stream has such a name yet; waiting for one"]
     other_stream(js, 3, name)
     end = reader.latestOffset(start, ReadAllAvailable())
     assert read_all(reader, reader.partitions(start, end)) == [1, 2, 3]

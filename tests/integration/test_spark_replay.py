@@ -19,9 +19,19 @@ from jetspark.aio.jetstream import JetStream as AsyncJetStream
 from jetspark.app import encode
 from jetspark.app.clock import utc_now
 from jetspark.app.extents import Extent
-from jetspark.app.replay import ReplayRequest, plan_replay, rebuild, rebuilding, run_replay, verify
-from jetspark.app.replay.engines import RangeFold
-from jetspark.app.replay.places import noted_position
+from jetspark.app.replay import (
+    RebuildOptions,
+    ReplayOptions,
+    ReplayRequest,
+    VerifyOptions,
+    plan_replay,
+    projection_rebuild,
+    rebuild,
+    run_replay,
+    verify,
+)
+from jetspark.app.replay.history import RangeFold
+from jetspark.app.replay.live_bucket import stored_position
 from jetspark.blocking import JetStream, connect
 from jetspark.blocking.steps import ProcedureRunner
 from jetspark.errors import ConfigError, ConnectionLost, DataLoss, StreamNotFound
@@ -98,8 +108,8 @@ def test_a_replay_on_spark_plans_and_stores_what_the_live_engine_does(
     assert (again.changed, again.last, again.events > done.events) == (0, 1_200, True)
     with pytest.raises(ConfigError, match=r"subject='bank.a1.>': Spark reads it only"):
         ask(server, lambda js: plan_replay(js, app, "accounts", ReplayRequest(subject="bank.a1.>"), engine=engine))
-    with pytest.raises(ConfigError, match="rate=5: expected none with another engine"):
-        ask(server, lambda js: run_replay(js, app, "accounts", rate=5, engine=engine))
+    with pytest.raises(ConfigError, match="rate=5 is not supported with engine="):
+        ask(server, lambda js: run_replay(js, app, "accounts", options=ReplayOptions(rate=5), engine=engine))
 
 
 class Interrupted:
@@ -121,22 +131,21 @@ def test_a_rebuild_on_spark_goes_on_where_it_was_cut_is_checked_and_swapped(
 ) -> None:
     publish(bank, projected.messages(1_200))
     by_live = ask(server, lambda js: rebuild(js, app, "accounts"))
-    monkeypatch.setattr(rebuilding, "ENGINE_RANGE", 500)
+    monkeypatch.setattr(projection_rebuild, "ENGINE_RANGE", 500)
     with pytest.raises(ConnectionLost):
         ask(server, lambda js: rebuild(js, app, "accounts", engine=Interrupted(engine, 1)))
     [cut] = [each for each in records(server) if each["status"] == "running"]
     assert (cut["at"], cut["bucket"]) == (500, "accounts_v1_r1")
     publish(bank, projected.messages(100, seed=2, unreadable=0))
-    resumed: dict[str, Any] = {"check": True, "swap_in": True, "resume": cut["id"], "engine": engine}
-    outcome = ask(server, lambda js: rebuild(js, app, "accounts", **resumed))
+    resumed = RebuildOptions(check=True, swap=True, resume=cut["id"])
+    outcome = ask(server, lambda js: rebuild(js, app, "accounts", resumed, engine=engine))
     assert (outcome.is_swapped, outcome.new.bucket) == (True, "accounts_v1_r1")
     assert outcome.verification is not None
     assert outcome.verification.is_equal
     assert stored(bank, "accounts_v1_r1") == folded(bank, "accounts")
-    by_live = ask(server, lambda js: rebuild(js, app, "accounts", resume=by_live.record.id))
+    by_live = ask(server, lambda js: rebuild(js, app, "accounts", RebuildOptions(resume=by_live.record.id)))
     names = ("events", "unreadable", "parked", "keys", "at")
-    counts = dataclasses.asdict(by_live.record)
-    found = dataclasses.asdict(outcome.record)
+    counts, found = by_live.record.to_dict(), outcome.record.to_dict()
     assert {name: found[name] for name in names} == {name: counts[name] for name in names}
     assert found["parked"] > 0
     assert stored(bank, by_live.new.bucket) == stored(bank, outcome.new.bucket)
@@ -144,7 +153,7 @@ def test_a_rebuild_on_spark_goes_on_where_it_was_cut_is_checked_and_swapped(
 
 
 def records(server: NatsServer) -> list[dict[str, Any]]:
-    from jetspark.app.projections.buckets import open_records
+    from jetspark.app.projections.bucket_refs import open_records
     from jetspark.app.replay import read_records
 
     async def read(js: AsyncJetStream) -> list[dict[str, Any]]:
@@ -209,18 +218,18 @@ def test_values_beyond_what_spark_has_read_are_compared_at_their_own_events(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As when events come, and are folded by a live worker, after Spark has planned what it reads."""
-    from jetspark.spark.engine import comparing
-    from jetspark.spark.engine.reaching import look_at_front
+    from jetspark.spark.engine import comparison
+    from jetspark.spark.engine.reached_positions import front_head
 
     publish(bank, projected.messages(600))
     backfill(app, spark, server.url, projections=["accounts"])
-    monkeypatch.setattr(comparing, "look_at_front", lambda *given: dataclasses.replace(look_at_front(*given), next=401))
-    live = ask(server, lambda js: verify(js, app, "accounts", to_seq=300))
-    found = ask(server, lambda js: verify(js, app, "accounts", to_seq=300, engine=engine))
+    monkeypatch.setattr(comparison, "front_head", lambda *given: dataclasses.replace(front_head(*given), next=401))
+    live = ask(server, lambda js: verify(js, app, "accounts", VerifyOptions(to_seq=300)))
+    found = ask(server, lambda js: verify(js, app, "accounts", VerifyOptions(to_seq=300), engine=engine))
     assert (found.to_dict(), found.is_equal, found.boundary) == (live.to_dict(), True, 300)
     [key, *_] = damage(bank)
-    live = ask(server, lambda js: verify(js, app, "accounts", to_seq=300))
-    found = ask(server, lambda js: verify(js, app, "accounts", to_seq=300, engine=engine))
+    live = ask(server, lambda js: verify(js, app, "accounts", VerifyOptions(to_seq=300)))
+    found = ask(server, lambda js: verify(js, app, "accounts", VerifyOptions(to_seq=300), engine=engine))
     assert found.to_dict() == live.to_dict()
     assert key in {each.key for each in found.differences}
 
@@ -294,7 +303,7 @@ def test_states_that_replace_each_other_are_no_lost_events_on_spark(spark: Spark
     async def check_all(js: AsyncJetStream) -> None:
         assert (await verify(js, mixed.app, "sums", engine=engine)).is_equal
         assert (await run_replay(js, mixed.app, "sums", engine=engine)).events == 5
-        outcome = await rebuild(js, mixed.app, "sums", check=True, engine=engine)
+        outcome = await rebuild(js, mixed.app, "sums", RebuildOptions(check=True), engine=engine)
         assert outcome.verification is not None
         assert outcome.verification.is_equal
 
@@ -310,7 +319,7 @@ def test_states_that_replace_each_other_are_no_lost_events_on_spark(spark: Spark
 
 def position_of(server: NatsServer) -> int:
     async def read(js: AsyncJetStream) -> int:
-        return ((await noted_position(js, "mixed_sums")).sequence or 0) + 1
+        return ((await stored_position(js, "mixed_sums")).sequence or 0) + 1
 
     return ask(server, read)
 
@@ -322,10 +331,10 @@ def test_a_rebuild_on_spark_begins_with_the_states_of_a_bucket_where_the_first_e
     backfill(app, spark, server.url, projections=["accounts"])
     publish(bank, projected.messages(200, seed=2, unreadable=0))
     right = folded(bank, "accounts")
-    snapshot = ask(server, lambda js: rebuild(js, app, "accounts", from_bucket="accounts")).new.bucket
+    snapshot = ask(server, lambda js: rebuild(js, app, "accounts", RebuildOptions(from_bucket="accounts"))).new.bucket
     is_parked = [each for each in right.values() if "parked" in (each[2] or "")]
     bank.stream("BANK").purge(up_to_sequence=700)
-    built = ask(server, lambda js: rebuild(js, app, "accounts", from_bucket="accounts", engine=engine))
+    built = ask(server, lambda js: rebuild(js, app, "accounts", RebuildOptions(from_bucket="accounts"), engine=engine))
     assert built.record.base == "accounts"
     assert len(is_parked) >= built.record.parked
     assert stored(bank, built.new.bucket) == stored(bank, snapshot) == right

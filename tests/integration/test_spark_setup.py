@@ -22,8 +22,7 @@ from jetspark.errors import ConfigError
 from jetspark.jetstream.config import StreamConfig
 from jetspark.jetstream.kv import KVConfig
 from jetspark.server import NatsServer
-from jetspark.spark.masters import check_somebody_listens
-from jetspark.spark.session import _major, check_java, session
+from jetspark.spark.session import _major, check_java, check_somebody_listens, session
 
 # As everywhere in the suite: this one does not compile pyspark from its zip file in every worker.
 WORKER_PYTHON = str(Path(__file__).parents[1] / "support" / "worker_python.sh")
@@ -269,7 +268,7 @@ def test_what_is_no_master_is_refused_before_spark_is_started(master: str) -> No
 
 def test_a_file_for_workers_that_is_not_there_is_refused_before_spark_is_started(tmp_path: Path) -> None:
     for path in (tmp_path / "nothing.py", tmp_path):
-        with pytest.raises(ConfigError, match=rf"py_files: '{path}' is no file, seen from "):
+        with pytest.raises(ConfigError, match=rf"py_files: '{path}': file not found from "):
             session(py_files=[str(path)])
 
 

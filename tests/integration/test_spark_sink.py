@@ -21,11 +21,13 @@ from jetspark.server import NatsServer
 
 pytest.importorskip("pyspark")
 import pyarrow as pa
+from pyspark import InheritableThread
 from pyspark.sql import functions as F
 
+from jetspark.spark import register
 from jetspark.spark.stream import publishing
 from jetspark.spark.stream.publishing import AsyncPublishing, FastPublishing, Pace, Publisher
-from jetspark.spark.stream.sink import SinkOptions, Task, TaskPlace
+from jetspark.spark.stream.sink import SinkOptions, Task, TaskId
 from jetspark.spark.stream.writing import Layout, Rows
 
 if TYPE_CHECKING:
@@ -321,6 +323,30 @@ def test_two_writes_of_a_batch_to_the_same_subject_need_names(
         assert Counter(stored(stream)) == Counter(3 * expected)
 
 
+def test_writes_of_a_batch_in_threads_of_the_program_know_their_batch(
+    spark: SparkSession, server: NatsServer, js: JetStream, tmp_path: Path, inputs: Path
+) -> None:
+    stream = new_stream(js, duplicate_window_s=1.0)
+    expected = [line for file in range(2) for line in lines(inputs, file, 50)]
+
+    def write_batch(batch: DataFrame) -> None:
+        def write_to(subject: str) -> None:
+            register(batch.sparkSession)  # a new thread has no active session, in which Spark looks for formats
+            write(batch, server, subject=f"{stream.name}.{subject}", writeId=subject)
+
+        threads = [InheritableThread(target=write_to, args=(subject,)) for subject in "xy"]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    with pytest.raises(Exception, match="stopped before the commit"):
+        copy_each(spark, tmp_path, write_batch, then=RuntimeError("stopped before the commit"))
+    time.sleep(1.2)  # only the ledger knows the rows now
+    copy_each(spark, tmp_path, write_batch)
+    assert Counter(stored(stream)) == Counter(2 * expected)
+
+
 @pytest.mark.parametrize("where", ["x", "y"], ids=["the same subject", "another subject"])
 def test_two_writes_of_a_batch_under_one_name_are_refused_if_their_rows_differ(
     spark: SparkSession, server: NatsServer, js: JetStream, tmp_path: Path, inputs: Path, where: str
@@ -401,7 +427,7 @@ def test_two_attempts_at_one_task_at_the_same_time_store_every_row_once(
 
     def attempt() -> None:
         batches = (pa.record_batch({"data": expected[start : start + 100]}) for start in range(0, 1000, 100))
-        Task(options, Layout(subject=options.subject, msg_id=None), TaskPlace("query", 0, 0)).run(batches)
+        Task(options, Layout(subject=options.subject, msg_id=None), TaskId("query", 0, 0)).run(batches)
 
     with ThreadPoolExecutor() as threads:
         for attempted in [threads.submit(attempt) for _ in range(3)]:

@@ -204,7 +204,7 @@ def test_data_loss_fails_a_batch_unless_it_is_allowed(spark: SparkSession, serve
     stream.purge(up_to_sequence=30)
     assert sequences(batch(spark, server, stream.name).load()) == list(range(31, 101))
     with pytest.raises(
-        Exception, match=rf"{stream.name}.*sequence 5 is wanted and the first there is is 31.*failOnData"
+        Exception, match=rf"{stream.name}.*sequence 5 is needed and the first stored one is 31.*failOnData"
     ):
         batch(spark, server, stream.name, startingOffsets="5").load().collect()
     allowed = batch(spark, server, stream.name, startingOffsets="5", failOnDataLoss="false").load()
@@ -377,7 +377,7 @@ def test_a_stream_that_was_recreated_is_noticed_at_restart(
     drain(streaming(spark, server, stream.name, startingOffsets="earliest").load(), tmp_path, Sink())
     js.delete_stream(stream.name)
     fill(js, js.create_stream(stream.cached_info.config), 500)
-    with pytest.raises(Exception, match=f"{stream.name}.*was deleted and created anew.*start with a new checkpoint"):
+    with pytest.raises(Exception, match=f"{stream.name}.*was deleted and re-created.*start with a new checkpoint"):
         drain(streaming(spark, server, stream.name, startingOffsets="earliest").load(), tmp_path, Sink())
 
 

@@ -14,10 +14,9 @@ from support.repeated import app, oracle, some_messages
 
 import jetspark
 from jetspark.aio.jetstream import JetStream as AsyncJetStream
-from jetspark.app.projections.folding import Recorded
-from jetspark.app.projections.marks import Mark, Parked
-from jetspark.app.projections.recent_ids import ID_BYTES
-from jetspark.app.replay import ReplayRequest, rebuild, run_replay, verify
+from jetspark.app.projections.router import Recorded
+from jetspark.app.projections.state_header import ID_BYTES, Mark, Parked
+from jetspark.app.replay import RebuildOptions, ReplayRequest, rebuild, run_replay, verify
 from jetspark.blocking import JetStream
 from jetspark.errors import StreamNotFound
 from jetspark.server import NatsServer
@@ -105,7 +104,7 @@ def test_a_backfill_a_rebuild_and_a_replay_on_spark_store_them_too(
     done = ask(server, lambda js: run_replay(js, app, "sums", ReplayRequest(), engine=engine))
     assert done.changed == 1
     assert stored(ledger, "ledger_sums") == right
-    built = ask(server, lambda js: rebuild(js, app, "sums", check=True, engine=engine))
+    built = ask(server, lambda js: rebuild(js, app, "sums", RebuildOptions(check=True), engine=engine))
     assert stored(ledger, built.new.bucket) == right
     mark = Mark.read(right[key][2])
     assert mark is not None

@@ -11,36 +11,35 @@ import itertools
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
-from jetspark.app.handlers.lanes import WorkItem
-from jetspark.app.handlers.machine import HandlerLimits, HandlerMachine
-from jetspark.app.handlers.retry import Breaker, HandlerTimeout, Reject, RetryIn, RetryPolicy, Skip
-from jetspark.app.handlers.room import RETRY_SHARE, Side
-from jetspark.app.handlers.settling import (
+from support.handler_driver import RunBatch, RunHandler, SteppedDriver
+
+from jetspark.app.handlers.handler_steps import (
     Acknowledge,
     AttemptsRecord,
-    CloseLetter,
+    CloseDeadLetter,
     DropAttempts,
     DropParked,
-    FindLetter,
+    FindDeadLetter,
     FindRetry,
-    NextLetter,
+    NextDeadLetter,
     ParkedRecord,
     PauseHandler,
     ReadAttempts,
     ReadParked,
     RequestRedrive,
-    RunHandler,
     WriteAttempts,
-    WriteLetter,
+    WriteDeadLetter,
     WriteParked,
     WriteSchedule,
-    advance,
-    bury_lost,
-    handle,
 )
-from jetspark.app.stored_events import FailureCause, LetterRef
+from jetspark.app.handlers.lanes import Tries, WorkItem
+from jetspark.app.handlers.machine import HandlerLimits, HandlerMachine
+from jetspark.app.handlers.procedures import advance, give_up_undelivered, handle, handle_batch
+from jetspark.app.handlers.retry import Breaker, HandlerTimeout, Reject, RetryIn, RetryPolicy, Skip
+from jetspark.app.handlers.room import RETRY_SHARE, Side
+from jetspark.app.stored_events import DeadLetterRef, FailureCause
 from jetspark.core.step_runner import ReadClock
 
 ACK_WAIT_S = 30.0
@@ -56,6 +55,8 @@ class Faults:
     """Chance that an acknowledgement or in_progress does not reach the server."""
     given_up: float = 0.0
     """Chance that somebody else terminates an event that a worker had when it died; its advisory is stored."""
+    stop: float = 0.0
+    """Chance at each call of the handler that the process is stopped, as by SIGSTOP, for longer than ``ack_wait``."""
 
 
 @dataclass
@@ -76,6 +77,17 @@ class Letter:
     status: str
     redrives: int
     revision: int
+
+
+class Hanging:
+    """A handler that ends when it is cancelled."""
+
+    def __init__(self, cancel: Callable[[], None]) -> None:
+        self.cancel = cancel
+
+
+def stored(item: WorkItem) -> Stored:
+    return cast("Stored", item.message)
 
 
 class World:
@@ -126,11 +138,14 @@ class World:
         self.open_letters: dict[tuple[int, int], int] = {}
         self.log: list[str] = []
         """What happened, to be read when a seed fails."""
-        self.crashes = self.given_up = 0
+        self.crashes = self.given_up = self.stops = self.lapses = 0
         self.most_running = 0
         self.was_full = False
         """Whether all places for events of the stream were taken at a time."""
+        self.most_in_call = 0
+        """Events of the largest batch that was handled in one call."""
         self._running: set[int] = set()
+        self._stopped_until = 0.0
         self._heap: list[tuple[float, int, int, Callable[[], None]]] = []
         self._count = itertools.count()
         self._life = 0
@@ -148,7 +163,9 @@ class World:
             assert self._heap, "nothing will happen any more, and something is left to do"
             self.now, _, life, what = heapq.heappop(self._heap)
             assert self.now < limit_s, f"not quiet after {limit_s} s: {self.machine.items[:5]} {self.parked}"
-            if life in (-1, self._life):
+            if life == self._life and self.now < self._stopped_until:
+                heapq.heappush(self._heap, (self._stopped_until, next(self._count), life, what))
+            elif life in (-1, self._life):
                 what()
 
     def is_quiet(self) -> bool:
@@ -165,9 +182,11 @@ class World:
 
     def _start_worker(self) -> None:
         self._life += 1
+        self._stopped_until = 0.0
         self._next_tick = float("-inf")  # nothing is pulled before the advisories are read
         self._running.clear()
         self.machine = HandlerMachine(self.limits, self.policy, self.rng.random, self.breaker)
+        self.driver = SteppedDriver(self.machine, lambda: self.now)
         for key, record in self.parked.items():
             self.machine.park(key, record.head)
         self._bury_given_up()
@@ -185,7 +204,7 @@ class World:
             self.advisories.remove(message)
             self._bury_given_up()
 
-        self._step(bury_lost(self.machine, item, cause), None, done)
+        self._step(give_up_undelivered(self.machine, item, cause), None, done)
 
     def _begin_pulling(self) -> None:
         # As a worker does that begins: whatever somebody had before may come again, and holds back its key.
@@ -228,19 +247,23 @@ class World:
         self._next_tick = float("inf")
         due = self.machine.on_time(self.now)
         for item in due.progress:
-            if self.rng.random() >= self.faults.lost_answer and not item.message.is_acked:
-                item.message.again_at = self.now + ACK_WAIT_S
+            if self.rng.random() >= self.faults.lost_answer and not stored(item).is_acked:
+                stored(item).again_at = self.now + ACK_WAIT_S
                 item.heard_at = self.now
         for item in due.timed_out:
             if item.runner is not None:
-                item.runner()
+                item.runner.cancel()
         self._fire_schedules()
         if not self._has_room("stream"):
             for item in self.machine.surplus(self.now):
-                item.message.again_at = self.now + ACK_WAIT_S / 4
+                stored(item).again_at = self.now + ACK_WAIT_S / 4
         self._pull()
-        while self._life == life and (taken := self.machine.take(self.now)) is not None:
+        if self.limits.batch > 1:
+            self._begin_batch()
+        while self.limits.batch == 1 and self._life == life and (taken := self.machine.take(self.now)) is not None:
             self._begin(taken)
+        self.lapses += len(self.machine.lapsed)
+        self.machine.lapsed.clear()
         assert self.machine.held <= self.limits.max_messages, "too many are held"
         assert self.machine.held_bytes <= self.limits.max_bytes, "too many bytes are held"
         if self._life == life:
@@ -299,19 +322,33 @@ class World:
         return WorkItem(
             self.key_of[message.sequence],
             message.sequence,
-            message,
+            cast("Any", message),
             size_bytes=ITEM_BYTES,
             delivered=message.delivered,
-            source=("retry" if message.attempts else "redrive") if is_retry else "stream",
-            attempts=message.attempts,
-            redrives=message.redrives,
+            tries=Tries(
+                ("retry" if message.attempts else "redrive") if is_retry else "stream",
+                message.attempts,
+                message.redrives,
+            ),
         )
 
     def _begin(self, item: WorkItem) -> None:
         assert self.machine.running <= self.limits.concurrency, "too many run"
         if not item.is_behind:
             self.starts.append(self.now)
-        self._step(handle(self.machine, item), None)
+        self._step(handle(self.driver, item), None)
+
+    def _begin_batch(self) -> None:
+        """As the worker does: one batch at a time, in the order of the stream."""
+        if self.machine.running:
+            return
+        items = list[WorkItem]()
+        while len(items) < self.limits.batch and (item := self.machine.take(self.now)) is not None:
+            items.append(item)
+            self.starts.append(self.now)
+        if items:
+            items.sort(key=lambda item: item.sequence)
+            self._step(handle_batch(self.driver, items), None)
 
     def _step(self, procedure: Any, answer: Any, done: Callable[[], None] | None = None) -> None:
         try:
@@ -322,8 +359,9 @@ class World:
             else:
                 done()
             return
-        if isinstance(step, RunHandler):
-            self._run_handler(step.item, lambda error: self._step(procedure, error, done))
+        if isinstance(step, RunHandler | RunBatch):
+            items = [step.item] if isinstance(step, RunHandler) else list(step.items)
+            self._run_handler(items, lambda error: self._step(procedure, error, done))
             return
         if self.may_crash():
             return
@@ -338,33 +376,30 @@ class World:
 
     # ---- the handler's own code, and the checkers --------------------------------------------------------------
 
-    def _run_handler(self, item: WorkItem, then: Callable[[BaseException | None], None]) -> None:
-        sequence = item.sequence
-        key = self.key_of[sequence]  # not the worker's word for it, which is what is checked
-        assert sequence not in self._running, f"{sequence} runs twice at a time"
-        if key is not None:
-            for other, other_key in self.key_of.items():
-                if other_key == key and other < sequence:
-                    assert self.done[other], f"{sequence} of {key} began before {other} was done"
-                assert other_key != key or other not in self._running, f"{sequence} and {other} of {key} both run"
-        self._running.add(sequence)
-        self.runs[sequence] += 1
+    def _run_handler(self, items: list[WorkItem], then: Callable[[BaseException | None], None]) -> None:
+        for item in items:
+            self._check_start(item)
         self.most_running = max(self.most_running, len(self._running))
+        self.most_in_call = max(self.most_in_call, len(items))
         assert len(self._running) <= self.limits.concurrency, "too many run"
-        trouble = self.trouble.get(sequence)
-        kind = trouble.pop(0) if trouble else "fine"
+        if self.faults.stop and self.rng.random() < self.faults.stop:
+            self.stops += 1
+            self._stopped_until = self.now + self.rng.uniform(0.5, 2.0) * ACK_WAIT_S
+        kinds = [trouble.pop(0) for each in items if (trouble := self.trouble.get(each.sequence))]
+        kind = next((each for each in kinds if each != "skip"), "fine") if len(items) > 1 else "".join(kinds)
 
         def end(error: BaseException | None) -> None:
-            item.runner = None
-            self._running.discard(sequence)
-            self.log.append(f"{self.now:9.3f} life {self._life}: {sequence} of {key} ended with {error!r}")
-            if error is None or isinstance(error, Skip):
-                self.done[sequence] += 1
+            for item in items:
+                item.runner = None
+                self._running.discard(item.sequence)
+                self.log.append(f"{self.now:9.3f} life {self._life}: {item} ended with {error!r}")
+                if error is None or isinstance(error, Skip):
+                    self.done[item.sequence] += 1
             if not self.may_crash():
                 then(error)
 
         if kind == "hang":
-            item.runner = lambda: end(HandlerTimeout("test", self.limits.timeout_s))
+            items[0].runner = Hanging(lambda: end(HandlerTimeout("test", self.limits.timeout_s)))
             return
         errors = {
             "error": OSError("away"),
@@ -375,6 +410,18 @@ class World:
         }
         self.at(self.rng.choice([0.0, 0.1, 2.0]), lambda: end(errors.get(kind)))
 
+    def _check_start(self, item: WorkItem) -> None:
+        sequence = item.sequence
+        key = self.key_of[sequence]  # not the worker's word for it, which is what is checked
+        assert sequence not in self._running, f"{sequence} runs twice at a time"
+        if key is not None:
+            for other, other_key in self.key_of.items():
+                if other_key == key and other < sequence:
+                    assert self.done[other], f"{sequence} of {key} began before {other} was done"
+                assert other_key != key or other not in self._running, f"{sequence} and {other} of {key} both run"
+        self._running.add(sequence)
+        self.runs[sequence] += 1
+
     # ---- what is stored ----------------------------------------------------------------------------------------
 
     def _perform(self, step: Any, *, is_operator: bool = False) -> Any:
@@ -383,10 +430,10 @@ class World:
                 return self.now
             case Acknowledge(item):
                 if self.rng.random() >= self.faults.lost_answer:
-                    item.message.is_acked = True
-            case FindLetter(item):
+                    stored(item).is_acked = True
+            case FindDeadLetter(item):
                 return self._ref(item.sequence)
-            case WriteLetter(item, _, behind, revision):
+            case WriteDeadLetter(item, _, behind, revision):
                 present = self.letters.get(item.sequence)
                 if (present.revision if present else 0) != revision:
                     return False
@@ -396,7 +443,7 @@ class World:
                     self.open_letters[which] = self.open_letters.get(which, 0) + 1
                 self.letters[item.sequence] = Letter(item.key, status, item.redrives, next(self._revisions))
                 return True
-            case CloseLetter(item, revision):
+            case CloseDeadLetter(item, revision):
                 return self.close_letter(item.sequence, revision)
             case FindRetry(item):
                 waits = self.schedules.get(item.sequence, (0.0, 0, -1))
@@ -405,7 +452,7 @@ class World:
                 return any(attempts > item.carried and redrives == item.redrives for attempts, redrives in known)
             case WriteSchedule(item, seconds):
                 self.schedules[item.sequence] = (self.now + seconds, item.attempts, item.redrives)
-            case NextLetter(key):
+            case NextDeadLetter(key):
                 waiting = [each for each, letter in self.letters.items() if letter.key == key]
                 return self._ref(min((each for each in waiting if self.letters[each].status != "closed"), default=0))
             case RequestRedrive(letter):
@@ -437,11 +484,11 @@ class World:
                 raise AssertionError(step)
         return None
 
-    def _ref(self, sequence: int) -> LetterRef | None:
+    def _ref(self, sequence: int) -> DeadLetterRef | None:
         letter = self.letters.get(sequence)
         if letter is None:
             return None
-        return LetterRef(sequence, letter.revision, letter.status, letter.redrives)  # type: ignore[arg-type]
+        return DeadLetterRef(sequence, letter.revision, letter.status, letter.redrives)  # type: ignore[arg-type]
 
     def _fire_schedules(self) -> None:
         for sequence, (due_at, attempts, redrives) in list(self.schedules.items()):
@@ -451,7 +498,7 @@ class World:
 
     # ---- the operator ------------------------------------------------------------------------------------------
 
-    def request(self, letter: LetterRef) -> None:
+    def request(self, letter: DeadLetterRef) -> None:
         which = (letter.sequence, letter.redrives + 1)
         if which not in self.requested:
             self.requested.add(which)

@@ -133,7 +133,7 @@ class AtomicRun(Run):
             self.clock.after(step.seconds, lambda: self._go(lambda script: script.send(None)))
         else:
             self._ask(step, LEADERLESS_RETRIES if step.may_be_leaderless else 0)
-        self.link.settle()
+        self.link.deliver_events()
 
     def _ask(self, request: Request, retries: int) -> None:
         connection = self.link.machine

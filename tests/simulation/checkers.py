@@ -225,7 +225,7 @@ class PublishedIsStored(Judge):
 
     def look(self, world: World, run: Run) -> None:
         assert isinstance(run, EndlessRun)
-        published = run.endless.places.published
+        published = run.endless.stages.published
         if published == self._published:
             return
         require(published > self._published, run, "published goes back", self._published, published)
@@ -251,13 +251,13 @@ class EverythingArrives(Judge):
         require(set(run.refused) <= set(run.bad), run, "handed back without a reason", run.refused)
         if endless.failure is not None:
             first_bad = min(run.bad, default=0)
-            is_expected = run.options.on_refused is None and endless.places.published + 1 == first_bad
+            is_expected = run.options.on_refused is None and endless.stages.published + 1 == first_bad
             require(is_expected, run, "gave up")
-            require(len(endless.places.unpublished()) == endless.places.pending, run, "lost what it kept")
+            require(len(endless.stages.unpublished()) == endless.stages.pending, run, "lost what it kept")
             return
         require(run.is_over, run, "not over, long after everything was well")
         require(
-            endless.places.published == run.total, run, "closed and not complete", endless.places.published, run.total
+            endless.stages.published == run.total, run, "closed and not complete", endless.stages.published, run.total
         )
         wanted = [number for number in range(1, run.total + 1) if number not in run.refused]
         require(firsts == wanted, run, "lost", sorted(set(wanted) - set(firsts)))
@@ -272,18 +272,18 @@ class LeftIsAccountedFor(Judge):
     def look(self, world: World, run: Run) -> None:
         assert isinstance(run, EndlessRun)
         if run.has_left and self._left is None:
-            self._left = run.endless.places.unpublished()
+            self._left = run.endless.stages.unpublished()
 
     def finish(self, world: World, run: Run) -> None:
         assert isinstance(run, EndlessRun)
         endless, stored = run.endless, world.stored(run.name)
-        left = {int(item[1].split(b":")[1]) for item in endless.places.unpublished()}
-        require(self._left == endless.places.unpublished(), run, "went on after it was left")
+        left = {int(item[1].split(b":")[1]) for item in endless.stages.unpublished()}
+        require(self._left == endless.stages.unpublished(), run, "went on after it was left")
         firsts = list(dict.fromkeys(stored))
         require(firsts == sorted(firsts), run, "out of order", firsts)
         doubled = len(stored) - len(firsts)
         require(doubled <= (0 if run.options.message_ids else endless.possibly_doubled), run, "doubled", stored)
-        missing = set(range(1, endless.places.accepted + 1)) - set(stored) - set(run.refused)
+        missing = set(range(1, endless.stages.accepted + 1)) - set(stored) - set(run.refused)
         require(missing <= left, run, "left and forgotten", sorted(missing - left))
 
 
@@ -298,14 +298,14 @@ class MemoryIsBounded(Judge):
             return
         endless, options = run.endless, run.options
         require(
-            endless.places.pending <= options.max_pending_messages,
+            endless.stages.pending <= options.max_pending_messages,
             run,
             "too many messages are kept",
-            endless.places.pending,
+            endless.stages.pending,
         )
         if not options.max_pending_bytes < 1 << 20:
             return
-        kept = endless.places.unpublished()
+        kept = endless.stages.unpublished()
         size = sum(
             len(item[1]) + (len(item[2]) if len(item) == 3 and isinstance(item[2], bytes) else 0) for item in kept
         )

@@ -17,23 +17,26 @@ import json
 import logging
 import random
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 from unittest import mock
 
-from jetspark.aio.connecting import connect
+from jetspark.aio.connector import connect
 from jetspark.app import App, Context, Event, Reject, Retry, RetryIn, Skip
-from jetspark.app.dead_letters.redriving import LetterFilter, read_letters, run_redrive
+from jetspark.app.dead_letters.redriving import DeadLetterFilter, read_dead_letters, run_redrive
 from jetspark.app.handlers.consumers import consumers_of
 from jetspark.app.provisioning import apply_topology
 from jetspark.app.workers import run_app
 from jetspark.errors import JetSparkError
 from jetspark.jetstream.config import StreamConfig
+from jetspark.testing.model import Delivery
 from jetspark.testing.network import Network
 from jetspark.testing.virtual_loop import VirtualLoop, model_network
 
 URL = "nats://model:4222"
 STREAM = "SIM"
+RETRIES = "SIM_RETRY"
+PARTITIONED = "SIM_h_PARTITIONS"
 PARTITIONS = 4
 
 
@@ -49,8 +52,10 @@ class Process:
         self.number = number
         self.is_dead = False
         self.is_cut_off = False
-        self.was_away = False
+        self.is_silent = False
         self.is_stopped = False
+        self.returned_at = 0.0
+        """When its last absence ended."""
         self.wires: list[Any] = []
         self.task: asyncio.Task[None] | None = None
         self._held: list[tuple[Any, tuple[Any, ...], contextvars.Context | None]] = []
@@ -58,6 +63,11 @@ class Process:
 
     def __repr__(self) -> str:
         return f"process {self.number}"
+
+    @property
+    def is_away(self) -> bool:
+        """Whether the server and this process hear nothing of each other."""
+        return self.is_cut_off or self.is_silent or self.is_stopped
 
     def guard(self, callback: Any, context: contextvars.Context | None) -> Any:
         """The same call, which waits while the process is stopped."""
@@ -135,10 +145,15 @@ class World:
         self.is_mended = False
         self.violations: list[str] = []
         self.done: set[int] = set()
+        self.skipped: set[int] = set()
         self.effects: dict[int, set[str]] = defaultdict(set)
-        self.running: dict[int, Process] = {}
+        self.running: dict[int, tuple[Process, float]] = {}
+        self.deliveries: dict[int, int] = {}
+        """How often the server has delivered each event of a partition."""
+        self.retried: set[int] = set()
+        """Those that were delivered from the retry stream, too."""
         self.is_transaction = rng.random() < 0.5
-        self.kills = self.cuts = self.stops = self.zombies = 0
+        self.kills = self.cuts = self.silences = self.stops = self.zombies = 0
         self.processes: list[Process] = []
         self._count = 0
         self._absences: list[asyncio.Task[None]] = []
@@ -173,10 +188,12 @@ class World:
         process = CURRENT.get()
         assert process is not None
         number = event.number
-        self.begin(process, event)
+        self.begin(process, event, ctx.delivered)
         try:
             trouble = [] if self.is_mended else self.trouble.get(number, [])
             kind = trouble.pop(0) if trouble else "fine"
+            if number in self.skipped:  # the server may forget the acknowledgement; the same event is skipped again
+                kind = "skip"
             await asyncio.sleep({"slow": 3.0}.get(kind, self.rng.choice([0.01, 0.3, 1.0])))
             self.check_alive(process)
             if kind == "reject":
@@ -186,6 +203,7 @@ class World:
             if kind in ("later", "much later"):
                 raise RetryIn(0.5 if kind == "later" else self.rng.uniform(2, 20))
             if kind == "skip":
+                self.skipped.add(number)
                 self.end(process, event, "skipped")
                 raise Skip("not ours")
             if self.is_transaction:
@@ -196,7 +214,7 @@ class World:
             self.check_alive(process)
             self.end(process, event, "done")
         finally:
-            if self.running.get(number) is process:
+            if number in self.running and self.running[number][0] is process:
                 del self.running[number]
 
     def counted(self, numbers: list[int], number: int) -> list[int]:
@@ -211,19 +229,31 @@ class World:
 
     # ---- the checkers ------------------------------------------------------------------------------------------
 
-    def begin(self, process: Process, event: Happened) -> None:
+    def on_delivery(self, delivery: Delivery) -> None:
+        words = delivery.reply.split(".")
+        if words[0] == "$JS" and words[2] in (RETRIES, PARTITIONED):
+            number = json.loads(delivery.data)["data"]["number"]
+            if words[2] == RETRIES:
+                self.retried.add(number)
+            else:
+                self.deliveries[number] = int(words[4])
+
+    def begin(self, process: Process, event: Happened, delivered: int) -> None:
         self.check_alive(process)
         self.note(f"{process} begins {event.name} {event.number}")
+        if delivered < self.deliveries.get(event.number, 0) and event.number not in self.retried:
+            self.violate(f"{event.number} began in {process} after it was delivered again")
         for earlier in self.order[event.name]:
             if earlier < event.number and earlier not in self.done:
                 self.violate(f"{event.number} of {event.name} began before {earlier} was done")
-        for other, owner in self.running.items():
+        now = self.network.clock.now
+        for other, (owner, since) in self.running.items():
             if other in self.order[event.name] and owner is not process and not owner.is_dead:
-                # One that was cut off is taken for dead, and its events are delivered to another.
-                if not owner.was_away and not process.was_away:
-                    self.violate(f"{other} and {event.number} run at a time")
+                # What runs in a process that is away is delivered to another, and runs on when the process is back.
+                if not owner.is_away and since > owner.returned_at:
+                    self.violate(f"{other} runs in {owner}, and {event.number} began in {process}")
                 self.zombies += 1
-        self.running[event.number] = process
+        self.running[event.number] = process, now
 
     def end(self, process: Process, event: Happened, how: str) -> None:
         self.note(f"{process} has {how} {event.name} {event.number}")
@@ -267,18 +297,32 @@ class World:
     async def cut_off(self, process: Process, seconds: float) -> None:
         self.cuts += 1
         self.note(f"{process} is cut off for {seconds:.1f} s")
-        process.is_cut_off = process.was_away = True
+        process.is_cut_off = True
         self._cut(process)
         await asyncio.sleep(seconds)
         process.is_cut_off = False
+        process.returned_at = self.network.clock.now
+
+    async def silence(self, process: Process, seconds: float) -> None:
+        """Its network loses all packets for a while, and no connection breaks: it arrives late what was sent."""
+        self.silences += 1
+        self.note(f"{process} is without a network for {seconds:.1f} s")
+        process.is_silent = True
+        for wire in process.wires:
+            wire.silence(seconds)
+        await asyncio.sleep(seconds)
+        self.note(f"{process} has its network again")
+        process.is_silent = False
+        process.returned_at = self.network.clock.now
 
     async def pause(self, process: Process, seconds: float) -> None:
         """As SIGSTOP and SIGCONT do."""
         self.stops += 1
         self.note(f"{process} is stopped for {seconds:.1f} s")
-        process.is_stopped = process.was_away = True
+        process.is_stopped = True
         await asyncio.sleep(seconds)
         self.note(f"{process} continues")
+        process.returned_at = self.network.clock.now
         process.resume()
 
     def _cut(self, process: Process) -> None:
@@ -302,6 +346,7 @@ class World:
             js = client.jetstream()
             app = self.app()
             await apply_topology(js, app)
+            self.network.front.reply_watchers.append(self.on_delivery)
             alive = [self.start() for _ in range(3)]
             saving = asyncio.create_task(self._save(app))
             publishing = asyncio.create_task(self._publish(app))
@@ -315,9 +360,9 @@ class World:
             await self._settle(app)
             self.is_mended = True
             await client.flush(60.0)  # the operator waits until the server is there
-            await run_redrive(js, app, LetterFilter())
+            await run_redrive(js, app, DeadLetterFilter())
             await self._settle(app)
-            letters = await read_letters(js, app, LetterFilter())
+            letters = await read_dead_letters(js, app, DeadLetterFilter())
             assert letters == [], letters
             assert not self.violations, self.violations
             assert self.done == set(range(len(self.events))), f"never done: {set(range(len(self.events))) - self.done}"
@@ -343,7 +388,7 @@ class World:
 
     async def _misfortune(self, fault: str, alive: list[Process]) -> None:
         # Who is away for a while comes back by itself, and others have their misfortunes in the meantime.
-        present = [each for each in alive if not each.is_stopped and not each.is_cut_off]
+        present = [each for each in alive if not each.is_away]
         if not present:
             return
         process = self.rng.choice(present)
@@ -364,13 +409,15 @@ class World:
             alive.remove(process)
         elif fault == "cut":
             self._begin(self.cut_off(process, self.rng.choice([0.1, 3.0, 12.0])))
+        elif fault == "silence":
+            self._begin(self.silence(process, self.rng.choice([1.0, 5.0, 9.0, 15.0])))
         elif fault == "pause":
             self._begin(self.pause(process, self.rng.choice([1.0, 4.0, 8.0, 15.0])))
         elif fault == "server":
             self.network.kill_server(self.rng.choice([0.1, 3.0, 7.0]))
             self._go_back()
         elif fault == "leader":
-            name = self.rng.choice([STREAM, "SIM_h_PARTITIONS"])
+            name = self.rng.choice([STREAM, PARTITIONED])
             self.network.lose_leader(name, self.rng.uniform(0.1, 2.0))
 
     def _begin(self, absence: Any) -> None:
@@ -428,10 +475,6 @@ class World:
             skipped = [each for each in numbers if each not in counted]
             assert all(each in self.skipped for each in skipped), f"{key} counted {counted} of {numbers}"
 
-    @property
-    def skipped(self) -> set[int]:
-        return {int(line.rsplit(" ", 1)[1]) for line in self.log if " has skipped " in line}
-
 
 FAULTS = [
     "kill",
@@ -443,6 +486,8 @@ FAULTS = [
     "flap",
     "cut",
     "cut",
+    "silence",
+    "silence",
     "pause",
     "pause",
     "server",
@@ -474,16 +519,16 @@ def quiet() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def run_world(seed: int, *, count: int = 14, kind: type[World] = World) -> World:
+def run_world(seed: int, *, count: int = 14, kind: type[World] = World, faults: Sequence[str] = FAULTS) -> World:
     world = kind(seed)
-    faults = world.rng.choices(FAULTS, k=count)
+    chosen = world.rng.choices(faults, k=count)
     with (
         quiet(),
         seeded(random.Random(seed)),
         asyncio.Runner(loop_factory=lambda: ProcessLoop(world.network)) as runner,
     ):
         try:
-            runner.run(world.run(faults))
+            runner.run(world.run(chosen))
         except BaseException:
             print("\n".join(world.log[-120:]))
             raise

@@ -43,7 +43,7 @@ class Resends(FastMachine):
 class _SendsTwice(FastSender):
     def add(self, item: Item, now: float) -> None:
         super().add(item, now)
-        self._machine.publish_frames([self._frames.frame(item, self.sequence, FrameKind.APPEND)])
+        self._connection.publish_frames([self._frames.frame(item, self.sequence, FrameKind.APPEND)])
 
 
 class TakesLostForStored(FastMachine):
@@ -191,9 +191,9 @@ class PingsWithoutMeasure(FastMachine):
     def ping(self, now: float) -> None:
         super().ping(now)
         sender = self.sender
-        if self.inbox.subscription is not None and not self._machine.is_closed:
+        if self.inbox.subscription is not None and not self._connection.is_closed:
             frame = sender._frames.frame((sender.first_subject, b"x" * 700_000), sender.sent, FrameKind.PING)
-            self._machine.publish_frames([frame] * 2, is_urgent=True)
+            self._connection.publish_frames([frame] * 2, is_urgent=True)
 
 
 # ---- endless publishing ----------------------------------------------------------------------------------------------
@@ -202,15 +202,15 @@ class PingsWithoutMeasure(FastMachine):
 class DropsWhatWasSent(FastPublisherMachine):
     def _on_batch_over(self, batch: FastMachine, now: float) -> None:
         if batch.failure is not None:
-            self.places.published += len(self.places.sent)
-        self.places.sent.clear()
+            self.stages.published += len(self.stages.sent)
+        self.stages.sent.clear()
 
 
 class PutsItBehind(FastPublisherMachine):
     def _on_batch_over(self, batch: FastMachine, now: float) -> None:
-        sent, self.places.sent = self.places.sent, deque()
+        sent, self.stages.sent = self.stages.sent, deque()
         super()._on_batch_over(batch, now)
-        self.places.backlog.extend(sent)
+        self.stages.backlog.extend(sent)
 
 
 class KeepsDoublesToItself(FastPublisherMachine):
@@ -222,8 +222,8 @@ class KeepsDoublesToItself(FastPublisherMachine):
 class CountsAhead(FastPublisherMachine):
     """What is sent is as good as stored."""
 
-    def _settle(self, stored: int, now: float) -> None:
-        super()._settle(self._settled_in_batch + len(self.places.sent), now)
+    def _on_acknowledged(self, stored: int, now: float) -> None:
+        super()._on_acknowledged(self._confirmed_in_batch + len(self.stages.sent), now)
 
 
 class HasRoomForAll(FastPublisherMachine):
@@ -237,7 +237,7 @@ class ForgetsTheIds(FastPublisherMachine):
 
     def __init__(self, *args: Any, **named: Any) -> None:
         super().__init__(*args, **named)
-        self._keeping._encode = lambda headers, position: b"NATS/1.0\r\nNats-Nothing: 1\r\n\r\n"  # type: ignore[method-assign]
+        self._encoder._encode = lambda headers, position: b"NATS/1.0\r\nNats-Nothing: 1\r\n\r\n"  # type: ignore[method-assign]
 
 
 class GivesNoIds(FastPublisherMachine):
@@ -245,7 +245,7 @@ class GivesNoIds(FastPublisherMachine):
 
     def __init__(self, *args: Any, **named: Any) -> None:
         super().__init__(*args, **named)
-        self._keeping._id_head = b"NATS/1.0\r\nNats-Nothing: "
+        self._encoder._id_head = b"NATS/1.0\r\nNats-Nothing: "
 
 
 class BelievesEveryAck(FastPublisherMachine):
@@ -253,22 +253,22 @@ class BelievesEveryAck(FastPublisherMachine):
 
     def _claim(self, count: int, first: int) -> int:
         super()._claim(count, first)
-        return len(self.places.claimed)
+        return len(self.stages.claimed)
 
 
 class DoesNotAsk(FastPublisherMachine):
     """Takes the final acknowledgement for a proof."""
 
     def _on_batch_over(self, batch: FastMachine, now: float) -> None:
-        self._publish(self.places.claimed, len(self.places.claimed), now)
+        self._publish(self.stages.claimed, len(self.stages.claimed), now)
         super()._on_batch_over(batch, now)
 
 
 class ForgetsWhatItLeaves(FastPublisherMachine):
     def __init__(self, *args: Any, **named: Any) -> None:
         super().__init__(*args, **named)
-        unpublished = self.places.unpublished
-        self.places.unpublished = lambda: unpublished()[1:]  # type: ignore[method-assign]
+        unpublished = self.stages.unpublished
+        self.stages.unpublished = lambda: unpublished()[1:]  # type: ignore[method-assign]
 
 
 class GoesOnWhenLeft(FastPublisherMachine):
@@ -307,11 +307,11 @@ def resolving_by(**names: Any) -> Iterator[None]:
         yield
 
 
-_is_settled = atomic_resolve._is_settled
+_has_applied = atomic_resolve._has_applied
 
 
 def settled_without_a_majority() -> contextlib.AbstractContextManager[None]:
-    return resolving_by(_is_settled=lambda info, last, since_s: info["state"]["last_seq"] >= last)
+    return resolving_by(_has_applied=lambda info, last, since_s: info["state"]["last_seq"] >= last)
 
 
 def settled_by_the_never_heard() -> contextlib.AbstractContextManager[None]:
@@ -321,13 +321,13 @@ def settled_by_the_never_heard() -> contextlib.AbstractContextManager[None]:
         heard = copy.deepcopy(dict(info))
         for replica in heard["cluster"]["replicas"]:
             replica["active"] = replica["active"] or 1
-        return _is_settled(heard, last, since_s)
+        return _has_applied(heard, last, since_s)
 
-    return resolving_by(_is_settled=is_settled)
+    return resolving_by(_has_applied=is_settled)
 
 
 def settled_before_all_is_applied() -> contextlib.AbstractContextManager[None]:
-    return resolving_by(_is_settled=lambda info, last, since_s: _is_settled(info, 0, since_s))
+    return resolving_by(_has_applied=lambda info, last, since_s: _has_applied(info, 0, since_s))
 
 
 def resolved_without_a_fence() -> contextlib.AbstractContextManager[None]:

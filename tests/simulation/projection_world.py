@@ -26,13 +26,13 @@ from support.oracle import BankOracle
 from support.projections import bank, cells, in_model, some_events
 
 from jetspark.aio.client import Client
-from jetspark.aio.connecting import connect
+from jetspark.aio.connector import connect
 from jetspark.app import App, encode
 from jetspark.app.clock import utc_now
 from jetspark.app.projections.leases import Lease
-from jetspark.app.projections.live import LiveCounts, LiveOptions
-from jetspark.app.projections.marks import position_key
+from jetspark.app.projections.live_options import LiveCounts, LiveOptions
 from jetspark.app.projections.projection_worker import ProjectionWorker
+from jetspark.app.projections.state_header import position_key
 from jetspark.app.provisioning import apply_topology
 from jetspark.core.headers import Headers
 from jetspark.errors import ConnectionLost, JetSparkError, NoServersAvailable

@@ -11,15 +11,21 @@ import pytest
 from simulation.app_world import Faults, Stored, World
 from support import seeds
 
+from jetspark.app.handlers.handler_steps import (
+    CloseDeadLetter,
+    DropParked,
+    FindDeadLetter,
+    WriteDeadLetter,
+    WriteSchedule,
+)
 from jetspark.app.handlers.lanes import WorkItem
 from jetspark.app.handlers.machine import HandlerLimits
 from jetspark.app.handlers.retry import Breaker, RetryPolicy
-from jetspark.app.handlers.settling import CloseLetter, DropParked, FindLetter, WriteLetter, WriteSchedule
 
 POLICY = RetryPolicy(attempts=4, first_s=0.5, max_s=600, in_lane_s=5)
 
 
-def world_of(seed: int, faults: Faults, kind: type[World] = World) -> World:
+def world_of(seed: int, faults: Faults, kind: type[World] = World, *, batch: int = 1) -> World:
     rng = random.Random(seed)
     limits = HandlerLimits(
         concurrency=rng.choice([1, 2, 5, 20]),
@@ -30,10 +36,13 @@ def world_of(seed: int, faults: Faults, kind: type[World] = World) -> World:
         max_messages=rng.choice([2, 4, 30, 100]),
         max_bytes=rng.choice([20, 100, 10_000]),
     )
+    keys = rng.choice([0, 1, 5, 30])
+    if batch > 1:  # a batch handler keeps no order, and holds at least one batch
+        limits, keys = dataclasses.replace(limits, batch=batch, concurrency=20, max_messages=30, max_bytes=10_000), 0
     return kind(
         seed,
         events=40,
-        keys=rng.choice([0, 1, 5, 30]),
+        keys=keys,
         limits=limits,
         policy=POLICY,
         faults=faults,
@@ -62,12 +71,12 @@ def finish(world: World) -> None:
 
 
 def check_nothing_is_forgotten(world: World) -> None:
+    assert all(count == 1 for count in world.open_letters.values()), "one failure, two letters"
     assert all(world.done.values()), f"not done: {[each for each, count in world.done.items() if not count]}"
     assert [each for each in world.letters.values() if each.status != "closed"] == [], "letters stay"
     assert world.parked == {}, "keys stay parked"
     assert world.machine.held == world.machine.running == world.machine.held_bytes == 0
     assert len(world.machine.lanes) == 0
-    assert all(count == 1 for count in world.open_letters.values()), "one failure, two letters"
 
 
 def check_rate(world: World) -> None:
@@ -99,6 +108,31 @@ def test_crashes_lose_nothing_and_keep_the_order_of_a_key(seed: int) -> None:
     world.run_until_quiet()
     world.faults.crash = 0.0
     finish(world)
+
+
+@pytest.mark.parametrize("seed", seeds.tried(range(60), 10))
+def test_a_worker_that_was_stopped_repeats_no_decision_of_the_worker_that_has_its_events(seed: int) -> None:
+    world = world_of(seed, Faults(stop=0.1, lost_answer=0.05, crash=0.005 * (seed % 2)))
+    world.run_until_quiet()
+    world.faults.crash = world.faults.stop = 0.0
+    finish(world)
+
+
+@pytest.mark.parametrize("seed", seeds.tried(range(60), 10))
+def test_batches_lose_nothing_in_crashes(seed: int) -> None:
+    rng = random.Random(seed)
+    faults = Faults(crash=rng.choice([0.002, 0.01, 0.03]), lost_answer=0.05, stop=rng.choice([0.0, 0.05]))
+    world = world_of(seed, faults, batch=rng.choice([2, 3, 10]))
+    world.run_until_quiet()
+    world.faults.crash = world.faults.stop = 0.0
+    finish(world)
+
+
+@pytest.mark.parametrize("seed", seeds.tried(range(10), 5))
+def test_without_faults_every_event_of_a_batch_is_done_exactly_once(seed: int) -> None:
+    world = world_of(seed, Faults(), batch=4)
+    finish(world)
+    assert set(world.done.values()) == {1}, seeds.again(seed)
 
 
 LEFT_BEHIND = (960483099, 960483916, 960483968, 960485376)
@@ -156,6 +190,12 @@ def test_the_seeds_reach_what_they_are_for() -> None:
     for world in given_up:
         world.run_until_quiet()
     assert sum(world.given_up for world in given_up) > 50
+    stopped = [world_of(seed, Faults(stop=0.1)) for seed in range(20)]
+    batches = [world_of(seed, Faults(crash=0.01), batch=3) for seed in range(10)]
+    for world in (*stopped, *batches):
+        world.run_until_quiet()
+    assert sum(world.lapses for world in stopped) > 50
+    assert max(world.most_in_call for world in batches) == 3
 
 
 # ---- bugs that were planted, one for each checker --------------------------------------------------------------------
@@ -212,11 +252,11 @@ class StoresNoRetries(_Misdoes):
 
 
 class WritesNoLetters(_Misdoes):
-    kind = WriteLetter
+    kind = WriteDeadLetter
 
 
 class ClosesNoLetters(_Misdoes):
-    kind = CloseLetter
+    kind = CloseDeadLetter
 
 
 class LeavesKeysParked(_Misdoes):
@@ -227,9 +267,9 @@ class WritesLettersTwice(World):
     """It does not look whether there is one."""
 
     def _perform(self, step: Any, *, is_operator: bool = False) -> Any:
-        if isinstance(step, FindLetter):
+        if isinstance(step, FindDeadLetter):
             return None
-        if isinstance(step, WriteLetter) and (present := self.letters.get(step.item.sequence)) is not None:
+        if isinstance(step, WriteDeadLetter) and (present := self.letters.get(step.item.sequence)) is not None:
             step = dataclasses.replace(step, revision=present.revision)
         return super()._perform(step, is_operator=is_operator)
 
@@ -251,7 +291,7 @@ class WritesLettersTwice(World):
 def test_a_planted_bug_is_found_within_a_few_seeds(bug: type[World], found: str) -> None:
     told = []
     for seed in range(20):
-        world = world_of(seed, Faults(crash=0.01 * (seed % 2), lost_answer=0.05 * (seed % 2)), bug)
+        world = world_of(seed, Faults(crash=0.03 * (seed % 2), lost_answer=0.05 * (seed % 2)), bug)
         try:
             world.run_until_quiet(1e5)
             world.faults.crash = 0.0

@@ -10,9 +10,9 @@ from simulation.partition_world import quiet
 from simulation.projection_world import LateWorld, world_of
 from support import seeds
 
-from jetspark.app.projections import engine, states
-from jetspark.app.projections.engine import LiveEngine
-from jetspark.app.projections.folding import KeyState
+from jetspark.app.projections import live_engine, live_states
+from jetspark.app.projections.key_state import KeyState
+from jetspark.app.projections.live_engine import LiveEngine
 from jetspark.state.changes import Change
 from jetspark.state.lookup import Lookup
 from jetspark.state.store import StateBucket
@@ -51,7 +51,7 @@ def test_the_seeds_reach_what_they_are_for() -> None:
 
 
 def test_a_new_projection_keeps_no_other_one_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "PIECE", 10)  # so that it takes a while
+    monkeypatch.setattr(live_engine, "PIECE", 10)  # so that it takes a while
     world = LateWorld(3, history=300)
     world.run()
     news = [at for at, (name, sequence) in enumerate(world.writes) if name == "balances" and sequence > 300]
@@ -67,7 +67,7 @@ def test_a_new_projection_keeps_no_other_one_waiting(monkeypatch: pytest.MonkeyP
 def _applies_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """Takes an event that the state has already."""
 
-    def apply(self: states.LiveStates, rows: Any) -> None:
+    def apply(self: live_states.LiveStates, rows: Any) -> None:
         self._rows.append(rows)
         for key, sequence, event in rows:
             entry = self._keys[key]
@@ -75,7 +75,7 @@ def _applies_twice(monkeypatch: pytest.MonkeyPatch) -> None:
                 entry.fold(self.spec, key, sequence, event)
                 self._dirty[key] = entry
 
-    monkeypatch.setattr(states.LiveStates, "apply", apply)
+    monkeypatch.setattr(live_states.LiveStates, "apply", apply)
 
 
 def _moves_the_position_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,31 +102,31 @@ def _forgets_tombstones(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _writes_without_looking(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stores whatever is there."""
-    take = states.LiveStates.take
+    take = live_states.LiveStates.take_changes
 
-    def careless(self: states.LiveStates) -> list[Change]:
+    def careless(self: live_states.LiveStates) -> list[Change]:
         return [change._replace(revision=None) for change in take(self)]
 
-    monkeypatch.setattr(states.LiveStates, "take", careless)
+    monkeypatch.setattr(live_states.LiveStates, "take_changes", careless)
 
 
 def _drops_rows_in_conflict(monkeypatch: pytest.MonkeyPatch) -> None:
     """Takes what others wrote for all there is."""
-    rebase = states.LiveStates._rebase
+    rebase = live_states.LiveStates._rebase
 
-    def dropping(self: states.LiveStates, present: Any) -> None:
+    def dropping(self: live_states.LiveStates, present: Any) -> None:
         for key in present:
             self._keys[key].passed = self._last
         rebase(self, present)
 
-    monkeypatch.setattr(states.LiveStates, "_rebase", dropping)
+    monkeypatch.setattr(live_states.LiveStates, "_rebase", dropping)
 
 
 def _skips_what_it_cannot_read(monkeypatch: pytest.MonkeyPatch) -> None:
     async def skip(*args: Any) -> None:
         pass
 
-    monkeypatch.setattr(LiveEngine, "_write_letter", skip)
+    monkeypatch.setattr(LiveEngine, "_write_dead_letter", skip)
 
 
 def _skips_after_a_nak(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,7 +158,7 @@ def _believes_any_replica(monkeypatch: pytest.MonkeyPatch) -> None:
     """Takes what a replica says that is behind for what is."""
     init = Lookup.__init__
 
-    def credulous(self: Lookup, *args: Any, at_least: int = 0, witness: str | None = None) -> None:
+    def credulous(self: Lookup, *args: Any, at_least: int = 0, probe_subject: str | None = None) -> None:
         init(self, *args)
 
     monkeypatch.setattr(Lookup, "__init__", credulous)

@@ -488,17 +488,17 @@ class EndlessRun(Run):
         endless = self.endless
         if self.has_left:
             return True
-        return endless.failure is not None or (endless.places.accepted == self.total and endless.is_idle)
+        return endless.failure is not None or (endless.stages.accepted == self.total and endless.is_idle)
 
     def step(self) -> None:
         endless, now = self.endless, self.clock.now
-        accepted = endless.places.accepted
+        accepted = endless.stages.accepted
         while not self.has_left and endless.failure is None and accepted < self.available and (room := endless.room):
             count = min(self.available - accepted, 1 if self._accepts_one_by_one else room, CHUNK_MESSAGES)
             endless.accept([self.item(accepted + 1 + place) for place in range(count)], now)
-            accepted = endless.places.accepted
+            accepted = endless.stages.accepted
             if self._flushes_every and accepted % self._flushes_every == 0:
-                endless.wishes.flush()
+                endless.flush_requests.flush()
         if accepted == self.total and self.available == self.total:
             endless.close()
         try:
@@ -512,8 +512,8 @@ class EndlessRun(Run):
     def describe(self) -> str:
         endless = self.endless
         return (
-            f"accepted {endless.places.accepted}, published {endless.places.published}, batches {endless.batches}, "
-            f"possibly doubled {endless.possibly_doubled}, refused {self.refused}, pending {endless.places.pending}, "
+            f"accepted {endless.stages.accepted}, published {endless.stages.published}, batches {endless.batches}, "
+            f"possibly doubled {endless.possibly_doubled}, refused {self.refused}, pending {endless.stages.pending}, "
             f"{endless.failure!r}"
         )
 

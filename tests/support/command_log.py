@@ -9,13 +9,13 @@ from typing import Any
 from jetspark.app import App, Command, CommandReply
 from jetspark.app.causes import Cause
 from jetspark.app.commands.boundaries import BoundaryCache, SnapshotState
-from jetspark.app.commands.deciding import (
+from jetspark.app.commands.decider import (
     Append,
     Appended,
     AppendMoved,
     CommandRequest,
     CommandSteps,
-    Deciding,
+    Decider,
     LastMessage,
     ReadLasts,
     ReadSnapshot,
@@ -109,16 +109,13 @@ class Worker:
         self.app, self.log = app, log
         app.catalogue.check()
         log.replicas, log.looks = replicas, -1
-        self.deciding = Deciding(
-            stream=app.stream,
-            end=log.perform(ReadStreamEnd()),
-            source=app.source,
+        self.deciding = Decider(
+            app.spec,
+            log.perform(ReadStreamEnd()),
             catalogue=app.catalogue,
-            projections=app.projections,
             cache=BoundaryCache(cache),
             clock=lambda: log.now,
             random_bits=rng.getrandbits,
-            timers_of=app.name if app.spec.has_timers else None,
         )
 
     def steps(self, command: Command, id: str, expected_version: int | None = None) -> CommandSteps[CommandReply]:

@@ -47,10 +47,10 @@ class ChainFold:
     def unsure(self) -> list[str]:
         return []  # a key is stored once, and then forgotten
 
-    def look_again(self, keys: Iterable[str], loaded: Mapping[str, Current]) -> None:
+    def reload(self, keys: Iterable[str], loaded: Mapping[str, Current]) -> None:
         self.add(0, list(keys), loaded)
 
-    def take(self) -> list[Change]:
+    def take_changes(self) -> list[Change]:
         return [
             Change(key, b"", "delete", sequence, self._loaded[key].revision)
             if state is DELETE
@@ -59,7 +59,7 @@ class ChainFold:
             if sequence > self._loaded[key].sequence
         ]
 
-    def settle(self, changes: Sequence[Change], outcome: Outcome) -> None:
+    def commit(self, changes: Sequence[Change], outcome: Outcome) -> None:
         self._loaded, self._states = {}, {}
         self.add(0, outcome.conflicts, outcome.present)
 

@@ -17,12 +17,14 @@ import msgspec
 
 from jetspark.app import DELETE, App, Event, encode, upcast
 from jetspark.app.clock import microseconds, utc_now
-from jetspark.app.projections.folding import KeyState, Recorded, Router
+from jetspark.app.projections.key_state import KeyState
+from jetspark.app.projections.router import Recorded, Router
 from jetspark.app.projections.windows import Window
 from jetspark.blocking import JetStream
 from jetspark.errors import StreamNotFound
 from jetspark.state.changes import Current
 from support.oracle import AccountsOracle, cell_of
+from support.projections import route_one
 
 app = App("bank", stream="BANK", subjects=["bank.>"])
 
@@ -167,7 +169,7 @@ def folded(js: JetStream, name: str, *, last: int | None = None) -> dict[str, St
         time_us = microseconds(message.timestamp)
         oracle.take(message.sequence, message.subject, message.data, time_us)
         recorded = Recorded(message.sequence, message.subject, message.data, message.headers, time_us)
-        for row in router.route(recorded).rows:
+        for row in route_one(router, recorded).rows:
             state = states.setdefault(row.key, KeyState(spec, row.key, Current(None, 0, 0)))
             state.apply(spec, row.key, row.sequence, row.event)
     changes = {key: state.change(spec, key) for key, state in states.items()}

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from jetspark import StreamConfig
 from jetspark.aio.jetstream import JetStream
 from jetspark.app import DELETE, App, Event
-from jetspark.app.projections.folding import Failure, KeyRows, KeyState, Recorded, Router
-from jetspark.app.projections.marks import Mark, mark_of
+from jetspark.app.projections.key_state import KeyState
+from jetspark.app.projections.router import Failure, KeyRows, Recorded, Router
+from jetspark.app.projections.state_header import Mark, mark_of
 from jetspark.jetstream.kv import operation_of
 from jetspark.state.changes import MARK_HEADER, SEQUENCE_HEADER, Current
 from support.oracle import BankOracle, Cell, cell_of
@@ -144,7 +145,7 @@ def _folded(app: App, messages: Iterable[Recorded]) -> tuple[dict[str, Table], l
     states: dict[tuple[str, str], KeyState] = {}
     letters = []
     for message in messages:
-        routing = router.route(message)
+        routing = route_one(router, message)
         for row in routing.rows:
             spec = app.projections[row.projection]
             place = row.projection, row.key
@@ -206,11 +207,32 @@ def parked(table: Table) -> list[str]:
     return sorted(key for key, mark in found.items() if mark is not None and mark.parked is not None)
 
 
+class Row(NamedTuple):
+    """An event on its way to one key of one projection."""
+
+    projection: str
+    key: str
+    sequence: int
+    event: Any
+
+
+class Routing(NamedTuple):
+    rows: list[Row]
+    failures: list[Failure]
+
+
+def route_one(router: Router, message: Recorded) -> Routing:
+    """The rows of one message, as if it came alone."""
+    rows = {name: KeyRows() for name in router.specs}
+    failures = [failure for _, found in sorted_into(rows, router, [message]) for failure in found]
+    return Routing([Row(name, *row) for name, found in rows.items() for row in found], failures)
+
+
 def sorted_into(
     rows: Mapping[str, KeyRows], router: Router, messages: Sequence[Recorded]
 ) -> list[tuple[Recorded, list[Failure]]]:
     """Sort messages as a stream has them; returns those that cannot be read."""
-    return router.sort(messages, [each.sequence for each in messages], lambda message: message, rows)
+    return router.add_rows(messages, [each.sequence for each in messages], lambda message: message, rows)
 
 
 __all__ = [
@@ -220,6 +242,8 @@ __all__ = [
     "Moved",
     "Moves",
     "Opened",
+    "Routing",
+    "Row",
     "bank",
     "cells",
     "folded",
@@ -228,6 +252,7 @@ __all__ = [
     "in_stream",
     "mark_of",
     "parked",
+    "route_one",
     "some_events",
     "sorted_into",
 ]

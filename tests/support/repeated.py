@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from jetspark.app import DELETE, App, Encoded, Event, encode
-from jetspark.app.projections.folding import Recorded
-from jetspark.app.projections.recent_ids import digest_of
+from jetspark.app.projections.router import Recorded
+from jetspark.app.projections.state_header import digest_of
 
 WINDOW = 3
 app = App("ledger", stream="LEDGER", subjects=["ledger.>"])

@@ -44,7 +44,7 @@ def stale_loads(
         body = json.loads(real.data) | {"up_to_seq": rng.choice(up_to)}
         return Request(real.subject, json.dumps(body).encode())
 
-    def credulous(self: Lookup, *args: object, at_least: int = 0, witness: str | None = None) -> None:
+    def credulous(self: Lookup, *args: object, at_least: int = 0, probe_subject: str | None = None) -> None:
         init(self, *args)  # type: ignore[arg-type]
 
     with mock.patch.object(Lookup, "request", of_the_past):

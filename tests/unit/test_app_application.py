@@ -7,7 +7,7 @@ import functools
 import math
 import operator
 import typing
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any
 
 import pydantic
@@ -93,7 +93,7 @@ def test_a_declaration_names_the_value_it_cannot_use(wrong: dict[str, object]) -
         ({"partitions": 1.5}, "partitions=1.5: expected a whole number, 1 to 256, or None for none"),
         ({"bucket": 5}, "bucket=5: expected the name of a bucket"),
         ({"events": (Paid, "paid")}, "event='paid': expected a type of event"),
-        ({"events": (Paid, int)}, "int is no type of event"),
+        ({"events": (Paid, int)}, "int is not an event type"),
     ],
     ids=lambda value: str(value)[:40],
 )
@@ -219,6 +219,22 @@ async def _anything(event: Paid, **more: Any) -> None: ...
 async def _by_place(event: Paid, bank: Bank, /) -> None: ...
 
 
+async def _number(event: Paid) -> int:
+    return 1
+
+
+async def _text_or_nothing(event: Paid) -> str | None:
+    return event.order_id
+
+
+async def _lists(event: Paid) -> list[list[Shipped]]:
+    return [[]]
+
+
+async def _generator(event: Paid) -> Iterator[Shipped]:
+    return iter(())
+
+
 @pytest.mark.parametrize(
     ("function", "expected"),
     [
@@ -231,6 +247,10 @@ async def _by_place(event: Paid, bank: Bank, /) -> None: ...
         (_untyped, "parameter 'bank' needs a type annotation"),
         (_anything, "parameter '**more': expected one parameter for each object it needs"),
         (_by_place, "parameter 'bank' is positional-only: it is given by its name"),
+        (_number, "it returns `int`: expected an event, a list of events, or None"),
+        (_text_or_nothing, "it returns `str`: expected"),
+        (_lists, "it returns `list[list["),
+        (_generator, "it returns `collections.abc.Iterator["),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
@@ -252,6 +272,38 @@ async def _events(events: list[Paid]) -> None: ...
 
 
 async def _events_and_context(events: list[Paid], ctx: Context) -> None: ...
+
+
+async def _other_events(events: list[Shipped]) -> None: ...
+
+
+async def _one_number(events: int) -> None: ...
+
+
+async def _sequence(events: Sequence[Paid | Shipped] | None) -> None: ...
+
+
+async def _all(events: tuple[Event, ...] | list[Event]) -> None: ...
+
+
+async def _anything_at_all(events: Any) -> None: ...
+
+
+async def _list_of_anything(events: list[Any]) -> None: ...
+
+
+async def _bare_list(events: list) -> None: ...  # type: ignore[type-arg]
+
+
+def test_a_batch_handler_takes_a_list_of_its_events() -> None:
+    app = App("orders", stream="ORDERS", subjects=["orders.>"])
+    with pytest.raises(ConfigError, match=r"Shipped\]`: expected `events: list\[Paid\]`"):
+        app.batch_handler(Paid, durable="report")(_other_events)
+    with pytest.raises(ConfigError, match=r"is `events: int`: expected `events: list\[Paid\]`"):
+        app.batch_handler(Paid, durable="report")(_one_number)
+    functions: list[Any] = [_sequence, _all, _bare_list, _anything_at_all, _list_of_anything]
+    for number, function in enumerate(functions):
+        app.batch_handler(Paid, durable=f"report{number}")(function)
 
 
 def test_a_batch_handler_takes_a_list_and_no_context() -> None:

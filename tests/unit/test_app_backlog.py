@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from jetspark.app import LiveOptions
-from jetspark.app.projections.backlog import Backlog, FoldedAmount
+from jetspark.app.projections.live_engine import Backlog, FoldedAmount
 from jetspark.errors import ConfigError
 
 

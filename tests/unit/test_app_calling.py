@@ -68,6 +68,7 @@ class Call:
     def time_out(self) -> None:
         """As the worker's timer does."""
         self.item.is_timed_out = True
+        assert self.item.runner is not None
         self.item.runner.cancel()
 
 
@@ -150,7 +151,7 @@ async def test_an_event_whose_key_cannot_be_told_is_a_dead_letter_and_stops_nobo
         assert done == [Paid(order_id="o-1")]
         [letter] = test.dead_letters
         assert letter.cause is not None
-        assert letter.cause.message == f"key={key!r} of handler 'keys' cannot be told of this event: {why}"
+        assert letter.cause.message == f"key={key!r} of handler 'keys' failed for this event: {why}"
 
 
 @pytest.mark.parametrize(
@@ -367,4 +368,4 @@ async def test_an_error_without_a_text_is_a_dead_letter_like_any_other() -> None
         await test.settled()
         [letter] = test.dead_letters
         assert letter.cause is not None
-        assert letter.cause.message == "its text cannot be told: RuntimeError"
+        assert letter.cause.message == "its text is not known: str() raised RuntimeError"

@@ -10,8 +10,8 @@ from support.command_log import NOW, Log, Worker
 from support.paying import PAYMENT_S, Look, Overdue, Paid, Pay, Place, Placed, Prolong, paying
 
 from jetspark.app import AppClient, Command, Decision, Past, Refused
-from jetspark.app.commands.deciding import Append, AppendMoved, AppendUnknown
-from jetspark.app.commands.guarding import Guard
+from jetspark.app.commands.decider import Append, AppendMoved, AppendUnknown
+from jetspark.app.commands.decision_messages import Guard
 from jetspark.app.contracts.envelope import decode
 from jetspark.app.testing import TestApp
 from jetspark.errors import CommandFailed, ConfigError
@@ -173,7 +173,7 @@ class Odd(Command):
             case "end alone":
                 return Decision(cancels=["a"])
             case "no time":
-                return Decision(events=[paid], timers={"a": (overdue, "soon")})
+                return Decision(events=[paid], timers={"a": (overdue, "soon")})  # type: ignore[dict-item]
             case "no pair":
                 return Decision(events=[paid], timers={"a": overdue})  # type: ignore[dict-item]
             case "no name":

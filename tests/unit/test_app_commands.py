@@ -42,7 +42,7 @@ from jetspark.app.commands.boundaries import (
     recorded_reply,
 )
 from jetspark.app.commands.command_spec import CommandSpec
-from jetspark.app.commands.deciding import (
+from jetspark.app.commands.decider import (
     TRUST_S,
     Append,
     Appended,
@@ -51,7 +51,7 @@ from jetspark.app.commands.deciding import (
     CommandSteps,
     ReadStreamEnd,
 )
-from jetspark.app.commands.guarding import Guard, NotGuardable, guards_stream, plan_guards
+from jetspark.app.commands.decision_messages import Guard, NotGuardable, guards_stream, plan_guards
 from jetspark.core.headers import encode as encode_headers
 from jetspark.core.subjects import is_subset, matches
 from jetspark.errors import BoundaryConflict, CommandFailed, CommandInDoubt, ConfigError, WrongVersion
@@ -569,7 +569,7 @@ def test_a_boundary_goes_on_after_the_message_that_is_known(
     known_id: str | None, sequence: int, id: str | None, expected: bool
 ) -> None:
     past = past_of("a", stored(4), stored(5), last_id=known_id)
-    assert past.may_go_on_to(sequence, id) is expected
+    assert past.may_continue_to(sequence, id) is expected
 
 
 def test_old_events_of_a_boundary_with_a_snapshot_and_commands_that_nobody_repeats_are_let_go() -> None:

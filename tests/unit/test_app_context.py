@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from jetspark.app import App, Catalogue, Context, Event, decode, encode
-from jetspark.app.handlers.context import Dependencies, open_lifespans, plan_arguments
+from jetspark.app.handlers.context import Dependencies, HandlerSurroundings, open_lifespans, plan_arguments
+from jetspark.app.handlers.lanes import Tries, WorkItem
 from jetspark.errors import ConfigError
 
 NOW = datetime.datetime(2026, 3, 31, 10, 15, 30, tzinfo=datetime.UTC)
@@ -32,22 +33,18 @@ def plan(function: Any, *objects: Any) -> tuple[bool, dict[str, Any]]:
 
 def context(event_id: str = "evt-1") -> Context:
     encoded = encode(Paid(order_id="o-1"), id=event_id, source="/shop", time=NOW)
-    return Context(
-        decode(encoded.subject, encoded.data, encoded.headers, Catalogue(Paid)),
+    surroundings = HandlerSurroundings(
         app="shop",
         handler="billing",
         source="/shop",
         stream="ORDERS",
-        sequence=7,
-        key="o-1",
-        attempt=2,
-        delivered=1,
-        redrives=0,
         js=None,  # type: ignore[arg-type]
         once=None,
         clock=lambda: NOW,
         log=logging.getLogger("test"),
     )
+    decoded = decode(encoded.subject, encoded.data, encoded.headers, Catalogue(Paid))
+    return Context(decoded, WorkItem("o-1", 7, tries=Tries(attempts=2)), surroundings)
 
 
 def test_arguments_are_found_by_type() -> None:

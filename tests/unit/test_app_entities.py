@@ -25,8 +25,8 @@ from jetspark.app.entities.changes import (
     next_group,
     recent_changes,
 )
-from jetspark.app.entities.committing import ATTEMPTS, LAG_READS, Committer, KnownRevisions
-from jetspark.app.entities.entity_spec import EntitySpec, StatePlace
+from jetspark.app.entities.committer import ATTEMPTS, LAG_READS, Committer, KnownRevisions
+from jetspark.app.entities.entity_spec import EntitySpec, StateSubjects
 from jetspark.app.entities.event_comparison import EntityState, Folded, NotRepairable, Repair, difference, repair_of
 from jetspark.app.testing import TestApp
 from jetspark.core.backoff import Backoff
@@ -48,7 +48,7 @@ class Order(msgspec.Struct):
     cents: int = 0
 
 
-PLACE = StatePlace.of("shop", "KV_shop")
+PLACE = StateSubjects.of("shop", "KV_shop")
 
 
 def shop(**options: Any) -> App:
@@ -76,7 +76,7 @@ def test_states_in_a_stream_that_is_no_buckets_have_a_subject_of_the_application
     [stream] = app.topology().streams
     assert stream.subjects == ["orders.>", "states.shop.>"]
     assert (stream.allow_rollup, stream.max_messages_per_subject) == (True, -1)
-    assert (spec.subject_of("o.1"), spec.place.bucket) == ("states.shop.orders.o=2E1", None)
+    assert (spec.subject_of("o.1"), spec.state_subjects.bucket) == ("states.shop.orders.o=2E1", None)
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_a_state_is_canonical_and_can_be_read_back() -> None:
     for wrong in (Order(5), {"cents": 1}, object(), float("nan")):  # type: ignore[arg-type]
         with pytest.raises(InvalidEvent):
             spec.encode(wrong)
-    with pytest.raises(ConfigError, match="Give fields that are new a default"):
+    with pytest.raises(ConfigError, match="Give new fields a default"):
         spec.decode(b'{"status":5}')
 
 
@@ -274,8 +274,8 @@ async def test_a_change_that_is_under_way_is_not_taken_for_refused(
     from_leader: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its answer is lost, its repetition is refused because of it, and it is stored only then."""
-    monkeypatch.setattr("jetspark.app.entities.committing.PAUSE", Backoff(first_s=0.0, max_s=0.0))
-    monkeypatch.setattr("jetspark.app.entities.committing.context_of", lambda js: js)
+    monkeypatch.setattr("jetspark.app.entities.committer.PAUSE", Backoff(first_s=0.0, max_s=0.0))
+    monkeypatch.setattr("jetspark.app.entities.committer.context_of", lambda js: js)
     js: Any = UnderWay(stored_after=2)
     assert await Committer(js, "KV_shop", from_leader=from_leader).commit(pending("c", events=1)) == [9]
     assert js.sent == 4
@@ -319,8 +319,8 @@ class Lagging:
 
 @pytest.fixture
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jetspark.app.entities.committing.LAG", Backoff(first_s=0.0, max_s=0.0))
-    monkeypatch.setattr("jetspark.app.entities.committing.context_of", lambda js: js)
+    monkeypatch.setattr("jetspark.app.entities.committer.LAG", Backoff(first_s=0.0, max_s=0.0))
+    monkeypatch.setattr("jetspark.app.entities.committer.context_of", lambda js: js)
 
 
 async def test_a_program_sees_what_it_has_stored_and_what_it_was_refused_by(no_pauses: None) -> None:
@@ -355,9 +355,9 @@ async def test_a_replica_is_waited_for_only_so_long(no_pauses: None) -> None:
 def test_known_revisions_are_bounded_and_never_go_back() -> None:
     known = KnownRevisions(most=3)
     for number in range(1, 6):
-        known.note(f"s{number}", number)
-    known.note("s4", 2)
-    known.note("s6", 6)
+        known.learn(f"s{number}", number)
+    known.learn("s4", 2)
+    known.learn("s6", 6)
     assert (len(known), known.of("s4"), known.of("s6"), known.of("s3"), known.of("x")) == (3, 4, 6, 0, 0)
 
 
@@ -493,7 +493,7 @@ class CorrectingFold(OrderFold):
 
 def spec_of(truth: Any = "events", fold: type[Any] = OrderFold) -> EntitySpec:
     return EntitySpec(
-        "orders", Order, StatePlace.of("shop", "KV_shop"), truth=truth, events=[Placed, Corrected], fold=fold
+        "orders", Order, StateSubjects.of("shop", "KV_shop"), truth=truth, events=[Placed, Corrected], fold=fold
     )
 
 

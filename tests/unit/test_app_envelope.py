@@ -141,7 +141,7 @@ def test_an_envelope_without_its_attributes_is_refused(arguments: dict[str, Any]
 def test_an_event_that_breaks_its_contract_is_refused() -> None:
     with pytest.raises(errors.InvalidEvent, match="field 'amount_cents': Expected int >= 0; it was not published"):
         encode(OrderPaid(order_id="o-1", amount_cents=-1), id="evt-1", source="/shop", time=NOW)
-    with pytest.raises(errors.ConfigError, match="int is no type of event"):
+    with pytest.raises(errors.ConfigError, match="int is not an event type"):
         encode(3, id="evt-1", source="/shop", time=NOW)
 
 

@@ -66,7 +66,7 @@ def test_fields_are_given_by_name() -> None:
 
 
 def test_a_base_class_has_fields_and_no_type() -> None:
-    with pytest.raises(ConfigError, match="Base is no type of event"):
+    with pytest.raises(ConfigError, match="Base is not an event type"):
         contract_of(Base)
     placed = Placed(tenant="a.b", order_id="o-1")
     assert contract_of(placed).key_of(placed) == "a=2Eb.o-1"
@@ -77,11 +77,11 @@ def test_a_subclass_does_not_inherit_the_contract() -> None:
     class Special(OrderPaid):
         note: str = ""
 
-    with pytest.raises(ConfigError, match="Special is no type of event"):
+    with pytest.raises(ConfigError, match="Special is not an event type"):
         contract_of(Special)
-    with pytest.raises(ConfigError, match="Special is no type of event"):
+    with pytest.raises(ConfigError, match="Special is not an event type"):
         Catalogue(OrderPaid, Special)
-    with pytest.raises(ConfigError, match="int is no type of event"):
+    with pytest.raises(ConfigError, match="int is not an event type"):
         contract_of(3)
 
 
@@ -143,8 +143,8 @@ def _define(keywords: dict[str, Any] | None = None, **fields: Any) -> type[Event
         ({"version": 0}, "version=0: expected a whole number, 1 or more"),
         ({"version": True}, "expected a whole number"),
         ({"version": "1"}, "expected a whole number"),
-        ({"key": "nobody"}, "key='{nobody}' names 'nobody', which is no field; fields are: name, number"),
-        ({"subject": "a.{nobody}"}, "subject='a.{nobody}' names 'nobody', which is no field"),
+        ({"key": "nobody"}, "key='{nobody}' names 'nobody', which is not a field; fields are: name, number"),
+        ({"subject": "a.{nobody}"}, "subject='a.{nobody}' names 'nobody', which is not a field"),
         ({"type": None, "version": 2}, "write type=... as well"),
         ({"type": None, "key": "name"}, "write type=... as well"),
     ],
@@ -553,9 +553,9 @@ def test_a_pydantic_model_keeps_the_same_rules() -> None:
 
     with pytest.raises(ConfigError, match=r"Naive.at: .*use at: pydantic.AwareDatetime"):
         event(type="bad")(Naive)
-    with pytest.raises(ConfigError, match="OrderPaid is no pydantic model"):
+    with pytest.raises(ConfigError, match="OrderPaid is not a pydantic model"):
         event(type="bad")(OrderPaid)
-    with pytest.raises(ConfigError, match="names 'nobody', which is no field"):
+    with pytest.raises(ConfigError, match="names 'nobody', which is not a field"):
         event(type="bad", key="nobody")(type("Model", (BaseModel,), {"__module__": __name__}))
 
 

@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
-from jetspark.app.handlers.lanes import Lanes, WorkItem
-from jetspark.app.handlers.machine import Credit, HandlerLimits, HandlerMachine, Stalled
-from jetspark.app.handlers.retry import Breaker, Bury, Finish, Reject, RetryPolicy, Skip, WaitHere
-from jetspark.app.handlers.settling import is_plain
+from jetspark.app.handlers.lanes import Lanes, Tries, WorkItem
+from jetspark.app.handlers.machine import NAMED_STALLS, Credit, HandlerLimits, HandlerMachine, Stalled
+from jetspark.app.handlers.procedures import is_plain
+from jetspark.app.handlers.retry import Breaker, Finish, GiveUp, Reject, RetryPolicy, Skip, WaitHere
 from jetspark.app.stored_events import (
-    DeadEvent,
     FailureCause,
     Origin,
+    StoredEvent,
+    dead_letter_filter,
+    dead_letter_subject,
     escape_line,
-    letter_filter,
-    letter_subject,
     unescape_line,
 )
 from jetspark.core.headers import Headers, decode, encode, restored
@@ -27,9 +27,14 @@ def machine_of(*, breaker: Breaker | None = None, **limits: Any) -> HandlerMachi
     return HandlerMachine(HandlerLimits(**limits), RetryPolicy(jitter=0), lambda: 0.0, breaker)
 
 
+def message(text: str) -> Any:
+    """Stands for a message."""
+    return text
+
+
 def receive(machine: HandlerMachine, *keyed: tuple[str | None, int], now: float = 0.0) -> None:
     for key, sequence in keyed:
-        assert machine.receive(WorkItem(key, sequence, f"message {sequence}", size_bytes=10), now) == "new"
+        assert machine.receive(WorkItem(key, sequence, message(f"message {sequence}"), size_bytes=10), now) == "new"
 
 
 def taken(machine: HandlerMachine, now: float = 0.0) -> list[int]:
@@ -47,7 +52,7 @@ def item_of(machine: HandlerMachine, sequence: int) -> WorkItem:
 def done(machine: HandlerMachine, sequence: int, now: float = 0.0) -> None:
     item = item_of(machine, sequence)
     assert machine.finish(item, None, now) == Finish()
-    machine.settled(item)
+    machine.acknowledged(item)
 
 
 # ---- lanes ----------------------------------------------------------------------------------------------------------
@@ -127,17 +132,18 @@ def test_an_event_that_is_expected_late_still_comes_first() -> None:
 
 
 def test_an_item_begins_with_nothing_known_of_it() -> None:
-    item = WorkItem("a", 7, "message", "event", partition=3)
-    assert (item.message, item.event, item.partition) == ("message", "event", 3)
+    received, wrong = message("received"), ValueError("not readable")
+    item = WorkItem("a", 7, received, wrong)
+    assert (item.message, item.event, item.partition) == (received, wrong, None)
     assert (item.size_bytes, item.delivered, item.attempts, item.carried, item.redrives) == (0, 1, 0, 0, 0)
     assert (item.touched_at, item.heard_at, item.generation) == (0.0, 0.0, 0)
     assert not any((item.is_behind, item.is_checked, item.is_taken, item.is_timed_out))
-    assert WorkItem("a", 7, attempts=2).carried == 2
+    assert WorkItem("a", 7, tries=Tries(attempts=2)).carried == 2
 
 
 def test_a_message_of_the_retry_stream_is_another_one_for_each_attempt_and_redrive() -> None:
     def identity(**how: Any) -> Any:
-        return WorkItem("a", 7, **how).identity
+        return WorkItem("a", 7, tries=Tries(**how)).identity
 
     assert identity(attempts=1, redrives=1) == identity()
     different = [
@@ -206,7 +212,7 @@ def test_a_retry_that_is_given_back_for_want_of_room_is_not_waited_for() -> None
     machine = machine_of(max_messages=2, ack_wait_s=30.0)
     machine.expect("a", 1, now=0.0)
     receive(machine, ("a", 2))
-    machine.receive(WorkItem("a", 3, "retry", source="retry", attempts=1), 0.0)
+    machine.receive(WorkItem("a", 3, tries=Tries(source="retry", attempts=1)), 0.0)
     assert [item.source for item in machine.surplus(30.0)] == ["retry"]
     machine.lanes.gone(1)
     assert taken(machine) == [2]
@@ -218,10 +224,12 @@ def test_a_retry_that_is_given_back_for_want_of_room_is_not_waited_for() -> None
 def test_an_event_that_is_delivered_again_belongs_to_the_reader_that_got_it_last() -> None:
     machine = machine_of()
     first, second = WorkItem("a", 1), WorkItem("a", 1, delivered=2)
-    first.intake, second.intake = "before the partition moved", "after it came back"
+    before: Any = "before the partition moved"
+    after: Any = "after it came back"
+    first.intake, second.intake = before, after
     assert machine.receive(first, 0.0) == "new"
     assert machine.receive(second, 1.0) == "held"
-    assert first.intake == "after it came back"
+    assert first.intake == after
 
 
 def test_an_in_progress_counts_from_when_it_was_sent_and_only_if_it_is_confirmed_in_time() -> None:
@@ -263,9 +271,9 @@ def test_keys_that_make_no_progress_are_told_with_their_reason_and_for_how_long(
     told = [(each.item.sequence, each.reason, each.waits_for, each.seconds) for each in found]
     assert told == [(2, "expected", 1, patience_s), (4, "running", 0, patience_s), (7, "ready", 0, patience_s)]
     assert Stalled.text(found, machine.held) == (
-        "3 keys of 5 held events make no progress: sequence 2 of key 'a' waits for sequence 1, which was delivered "
-        f"before and is not settled (for {patience_s:.0f} s); sequence 4 of key 'b' is in attempt 1, which has not "
-        f"ended (for {patience_s:.0f} s); sequence 7 of key 'd' may begin, and no runner has taken it "
+        "3 keys of 5 held events make no progress: event 2 of key 'a' waits for event 1, which was delivered before "
+        f"and is not acknowledged (for {patience_s:.0f} s); event 4 of key 'b' is in attempt 1, which has not "
+        f"ended (for {patience_s:.0f} s); event 7 of key 'd' may begin, and no runner has taken it "
         f"(for {patience_s:.0f} s)"
     )
     assert Stalled.text(found * 3, 9).endswith("and 4 more")
@@ -326,7 +334,7 @@ def test_never_more_than_concurrency_run() -> None:
     assert machine.running == 2
     assert machine.finish(item_of(machine, 1), None, 0.0) == Finish()
     assert taken(machine) == []  # it is being settled
-    machine.settled(item_of(machine, 1))
+    machine.acknowledged(item_of(machine, 1))
     assert taken(machine) == [3]
 
 
@@ -364,16 +372,17 @@ def test_messages_and_bytes_bound_what_is_pulled() -> None:
 def test_an_event_is_not_held_twice() -> None:
     machine = machine_of()
     receive(machine, ("a", 1))
-    again = WorkItem("a", 1, "second", delivered=2)
+    second = message("second")
+    again = WorkItem("a", 1, second, delivered=2)
     assert machine.receive(again, 1.0) == "held"
     item = item_of(machine, 1)
-    assert (item.message, item.delivered) == ("second", 2)
+    assert (item.message, item.delivered) == (second, 2)
     taken(machine)
     done(machine, 1)
-    assert machine.receive(WorkItem("a", 1, "third", delivered=3), 2.0) == "done"
-    assert machine.was_settled(again)
-    assert not machine.was_settled(WorkItem("a", 2))
-    assert machine.receive(WorkItem("a", 1, "retry", source="retry", attempts=1), 2.0) == "new"
+    assert machine.receive(WorkItem("a", 1, delivered=3), 2.0) == "done"
+    assert machine.was_acknowledged(again)
+    assert not machine.was_acknowledged(WorkItem("a", 2))
+    assert machine.receive(WorkItem("a", 1, tries=Tries(source="retry", attempts=1)), 2.0) == "new"
 
 
 def test_only_the_last_settled_events_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -390,18 +399,18 @@ def test_only_the_last_settled_events_are_remembered(monkeypatch: pytest.MonkeyP
     assert machine.receive(WorkItem(None, 2, delivered=1), 0.0) == "new"
 
 
-def test_what_is_given_back_or_waits_does_not_run() -> None:
+def test_an_event_that_is_released_or_waits_does_not_run() -> None:
     machine = machine_of()
     receive(machine, (None, 1), (None, 2), (None, 3))
     assert taken(machine) == [1, 2, 3]
     first, second, third = machine.items
-    machine.given_back(first)
+    machine.release(first)
     assert (machine.running, machine.held, first.is_taken) == (2, 2, False)
     machine.wait_here(second, 5.0, 0.0)
     assert (machine.running, machine.held, second.is_taken) == (1, 2, False)
     machine.release(second)
     assert (machine.running, machine.held) == (1, 1)
-    machine.settled(third)
+    machine.acknowledged(third)
     assert (machine.running, machine.held, third.is_taken) == (0, 0, False)
     assert machine.on_time(1000.0).timed_out == []  # there is nothing to cancel
     assert machine.next_deadline() is None
@@ -431,14 +440,14 @@ def test_what_is_due_can_be_released() -> None:
         machine.wait_here(item, 1.0, 0.0)
     assert machine.take(2.0) is first
     machine.release(second)  # it is due, and there was no room to run it
-    machine.settled(first)
+    machine.acknowledged(first)
     assert machine.take(2.0) is None
     assert (machine.held, machine.running) == (0, 0)
 
 
 @pytest.mark.parametrize(
     ("how", "is_expected"),
-    [({"key": "a"}, True), ({"key": None}, False), ({"key": "a", "source": "retry", "attempts": 1}, False)],
+    [({"key": "a"}, True), ({"key": None}, False), ({"key": "a", "tries": Tries("retry", 1)}, False)],
 )
 @pytest.mark.parametrize("waits", [False, True])
 def test_an_item_that_may_be_with_another_worker_is_let_go(how: dict[str, Any], is_expected: bool, waits: bool) -> None:
@@ -535,7 +544,7 @@ def test_nothing_is_due_that_could_not_begin() -> None:
     assert machine.next_deadline() == 3.0
     assert taken(machine, 1.0) == [2]
     assert machine.next_deadline() == 50.0  # no room: to say in_progress is next
-    machine.settled(item_of(machine, 2))
+    machine.acknowledged(item_of(machine, 2))
     assert machine.next_deadline() == 3.0
     machine.is_stopping = True
     assert machine.next_deadline() == 50.0
@@ -562,8 +571,8 @@ def test_the_breaker_opens_after_failures_in_a_row_and_tries_one() -> None:
         if isinstance(decided, WaitHere):
             machine.wait_here(item, decided.seconds, 1.0)
         else:
-            assert decided == Bury(is_transient=False)
-            machine.settled(item)
+            assert decided == GiveUp(is_transient=False)
+            machine.acknowledged(item)
     assert machine.is_open
     assert taken(machine, 5.0) == []
     assert machine.next_deadline() == 5.0
@@ -586,14 +595,14 @@ def test_a_trial_closes_the_breaker_or_lets_another_try_or_opens_it_again(
     failed = machine.take(0.0)
     assert failed is not None
     machine.finish(failed, OSError(), 0.0)
-    machine.settled(failed)
+    machine.acknowledged(failed)
     assert taken(machine, 5.0) == []
     assert machine.next_deadline() == 10.0
     trial = machine.take(10.0)
     assert trial is not None
     assert taken(machine, 10.0) == []
     machine.finish(trial, error, 10.0)
-    machine.settled(trial)
+    machine.acknowledged(trial)
     assert taken(machine, 10.0) == begins
 
 
@@ -603,7 +612,7 @@ def test_the_breaker_costs_no_tokens() -> None:
     failed = machine.take(0.0)
     assert failed is not None
     machine.finish(failed, OSError(), 0.0)
-    machine.settled(failed)
+    machine.acknowledged(failed)
     for now in (1.0, 2.0, 3.0, 4.0):
         machine._begin_at = 0.0
         assert machine.take(now) is None
@@ -643,7 +652,7 @@ def test_events_of_a_parked_key_are_put_behind_it_and_earlier_ones_are_not() -> 
     assert item.is_behind
     assert item.attempts == 0
     machine.dismiss(item)
-    machine.settled(item)
+    machine.acknowledged(item)
     machine.unpark("a")
     machine.unpark("a")
     receive(machine, ("a", 7))
@@ -652,7 +661,38 @@ def test_events_of_a_parked_key_are_put_behind_it_and_earlier_ones_are_not() -> 
     assert is_plain(machine, item)
 
 
-# ---- letters --------------------------------------------------------------------------------------------------------
+def test_an_attempt_that_has_failed_has_no_time_out() -> None:
+    machine = machine_of(timeout_s=5.0)
+    receive(machine, ("a", 1), ("b", 2))
+    early, late = machine.take(0.0), machine.take(0.0)
+    assert early is not None
+    assert late is not None
+    machine.finish(early, OSError(), 1.0)
+    assert machine.on_time(5.0).timed_out == [late]
+    assert late.is_timed_out
+    machine.finish(late, OSError(), 5.0)
+    assert not late.is_timed_out
+
+
+def test_an_acknowledged_event_of_the_stream_is_known_by_its_sequence() -> None:
+    machine = machine_of()
+    receive(machine, ("a", 7))
+    taken(machine)
+    done(machine, 7)
+    assert machine.acknowledged_before == {7}
+
+
+def test_stalls_are_measured_from_when_they_were_first_seen() -> None:
+    machine = machine_of(concurrency=1)
+    receive(machine, ("a", 1), now=10.0)
+    assert machine.oldest_s(15.0) == 5.0
+    assert machine.stalled(20.0) == []
+    [stalled] = machine.stalled(20.0 + machine.patience_s)
+    assert stalled.seconds == machine.patience_s
+    assert "more" not in Stalled.text([stalled] * NAMED_STALLS, 5)
+
+
+# ---- dead letters ---------------------------------------------------------------------------------------------------
 
 
 def failure() -> Exception:
@@ -662,7 +702,7 @@ def failure() -> Exception:
         return error
 
 
-def letter_of(**changes: Any) -> DeadEvent:
+def letter_of(**changes: Any) -> StoredEvent:
     fields: dict[str, Any] = {
         "handler": "billing",
         "key": " a b\n",
@@ -676,7 +716,7 @@ def letter_of(**changes: Any) -> DeadEvent:
         "redrives": 2,
         "failed": "2026-01-01T00:00:00Z",
     }
-    return DeadEvent(**(fields | changes))
+    return StoredEvent(**(fields | changes))
 
 
 @pytest.mark.parametrize("changes", [{}, {"key": None, "cause": None, "status": "behind", "behind": 3}, {"key": ""}])
@@ -684,7 +724,7 @@ def test_a_letter_is_read_as_it_was_written(changes: dict[str, Any]) -> None:
     letter = letter_of(**changes)
     headers = decode(encode(letter.to_headers()))
     assert not any(name.lower().startswith("nats-") for name in headers)
-    assert DeadEvent.of(headers, b"{}") == letter
+    assert StoredEvent.of(headers, b"{}") == letter
 
 
 @pytest.mark.parametrize(
@@ -702,21 +742,21 @@ def test_a_letter_has_the_headers_of_its_event_whatever_they_are(pairs: list[tup
     letter = letter_of(headers=restored(pairs))
     headers = decode(encode(letter.to_headers()))
     assert not any(name.lower().startswith("nats-") for name in headers)
-    assert DeadEvent.of(headers, b"{}") == letter
+    assert StoredEvent.of(headers, b"{}") == letter
 
 
 def test_what_is_no_letter_is_told_so() -> None:
     with pytest.raises(ProtocolError, match="not a dead letter"):
-        DeadEvent.of(Headers(), b"")
+        StoredEvent.of(Headers(), b"")
     headers = letter_of().to_headers()
     headers["Jetspark-Dlq-Status"] = "lost"
     with pytest.raises(ProtocolError, match="expected open, behind or closed"):
-        DeadEvent.of(headers, b"")
+        StoredEvent.of(headers, b"")
     for name, value in (("Behind", "x"), ("Attempts", "many"), ("Reason", "\\x"), ("Key", "\\")):
         headers = letter_of().to_headers()
         headers[f"Jetspark-Dlq-{name}"] = value
         with pytest.raises(ProtocolError, match="not a dead letter"):
-            DeadEvent.of(headers, b"")
+            StoredEvent.of(headers, b"")
 
 
 def test_a_fingerprint_is_that_of_the_place_and_the_type() -> None:
@@ -729,9 +769,11 @@ def test_a_fingerprint_is_that_of_the_place_and_the_type() -> None:
 
 def test_a_letter_has_a_subject_of_its_own() -> None:
     origin = Origin("ORDERS", 7, 12)
-    assert letter_subject("orders", "billing", "o.1", origin) == "dlq.orders.billing.o=2E1.ORDERS.7.12"
-    assert letter_subject("orders", "billing", None, origin) != letter_subject("orders", "billing", "", origin)
-    assert letter_filter("orders") == "dlq.orders.*.*.*.*.*"
-    assert letter_filter("orders", "billing", "o.1") == "dlq.orders.billing.o=2E1.*.*.*"
+    assert dead_letter_subject("orders", "billing", "o.1", origin) == "dlq.orders.billing.o=2E1.ORDERS.7.12"
+    assert dead_letter_subject("orders", "billing", None, origin) != dead_letter_subject(
+        "orders", "billing", "", origin
+    )
+    assert dead_letter_filter("orders") == "dlq.orders.*.*.*.*.*"
+    assert dead_letter_filter("orders", "billing", "o.1") == "dlq.orders.billing.o=2E1.*.*.*"
     for text in ("", " x", "a\r\nb", "é\\n", "\udc80"):
         assert unescape_line(escape_line(text)) == text

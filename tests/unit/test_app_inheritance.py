@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from jetspark import ConsumerConfig, StreamConfig, connect
-from jetspark.app.handlers.inheritance import expect_inherited, settle_inherited
+from jetspark.app.handlers.inheritance import await_inherited, expect_inherited
 from jetspark.app.handlers.machine import HandlerLimits, HandlerMachine
 from jetspark.app.handlers.retry import RetryPolicy
 from jetspark.jetstream.info import ConsumerInfo, StoredMessage
@@ -43,7 +43,7 @@ def test_each_event_that_another_worker_keeps_is_waited_for_by_itself() -> None:
                 expected[sequence] = sequence
                 if sequence == 1:
                     settling = asyncio.create_task(
-                        settle_inherited(machine, consumer, expected, set, (), nothing, lambda: None, gives_up=True)
+                        await_inherited(machine, consumer, expected, set, (), nothing, lambda: None, gives_up=True)
                     )
                     await asyncio.sleep(50)
             for _ in range(3):
@@ -109,7 +109,7 @@ def test_an_event_counts_as_settled_when_the_floor_has_passed_it_or_all_that_is_
             for sequence, key in ((1, "a"), (3, "b"), (5, "c"), (6, "d")):
                 machine.expect(key, sequence, asyncio.get_running_loop().time())
             settling = asyncio.create_task(
-                settle_inherited(
+                await_inherited(
                     machine, consumer, expected, lambda: held, lapsed, nothing, lambda: None, gives_up=False
                 )
             )
@@ -159,7 +159,7 @@ def test_a_floor_that_stays_behind_holds_back_no_key_for_longer_than_an_ack_wait
                 machine.expect(key, sequence, asyncio.get_running_loop().time())
             held, lapsed = {(1, False)}, {3}  # the first is held for long; the third comes again
             settling = asyncio.create_task(
-                settle_inherited(
+                await_inherited(
                     machine, consumer, expected, lambda: held, lapsed, nothing, lambda: None, gives_up=False
                 )
             )

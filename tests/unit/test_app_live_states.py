@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from jetspark.app import DELETE, Event
-from jetspark.app.projections.folding import KeyRows, KeyState
-from jetspark.app.projections.marks import FOREIGN, Mark, position_key
-from jetspark.app.projections.projection_spec import ProjectionSpec
-from jetspark.app.projections.states import ENTRY_BYTES, CacheLimits, LiveStates, StateGone
+from jetspark.app.projections.key_state import KeyState
+from jetspark.app.projections.live_states import ENTRY_BYTES, CacheLimits, LiveStates, StateGone
+from jetspark.app.projections.projection_spec import ProjectionArguments, ProjectionSpec
+from jetspark.app.projections.router import KeyRows
+from jetspark.app.projections.state_header import FOREIGN, Mark, position_key
 from jetspark.state.changes import NOTHING, Change, Current, Outcome
 
 
@@ -33,7 +34,7 @@ class Counts:
         return (state or 0) + event.by
 
 
-SPEC = ProjectionSpec("counts", Counts, events=[Counted], bucket="counts")
+SPEC = ProjectionSpec("counts", Counts, ProjectionArguments(events=[Counted], bucket="counts"))
 
 
 def states(keys: int = 1000, size: int = 1 << 20) -> LiveStates:
@@ -49,8 +50,8 @@ def fold(cache: LiveStates, *rows: tuple[str, int, int], loaded: dict[str, Curre
 
 def store(cache: LiveStates, first: int = 1) -> list[Change]:
     """As a bucket does that has nothing against it."""
-    changes = cache.take()
-    cache.settle(changes, Outcome(len(changes), revisions={each.key: first + n for n, each in enumerate(changes)}))
+    changes = cache.take_changes()
+    cache.commit(changes, Outcome(len(changes), revisions={each.key: first + n for n, each in enumerate(changes)}))
     return changes
 
 
@@ -102,11 +103,11 @@ def test_states_that_have_to_be_stored_are_not_looked_through_with_every_piece()
         fold(cache, (f"k{number}", number + 1, 1))
         cache.shrink()
     assert (len(cache), looked.times) == (100, 1)
-    changes = cache.take()
+    changes = cache.take_changes()
     cache.shrink()
     cache.shrink()
     assert (len(cache), looked.times) == (100, 2)
-    cache.settle(changes, Outcome(100, revisions={each.key: n for n, each in enumerate(changes, start=1)}))
+    cache.commit(changes, Outcome(100, revisions={each.key: n for n, each in enumerate(changes, start=1)}))
     cache.shrink()
     assert (len(cache), looked.times) == (7, 3)
 
@@ -116,7 +117,7 @@ def test_states_that_need_not_be_stored_after_all_are_dropped() -> None:
     fold(cache, *((key, number, 0) for number, key in enumerate("abcd", start=1)))
     cache.shrink()
     assert len(cache) == 4
-    assert cache.take() == []  # an end of what never was
+    assert cache.take_changes() == []  # an end of what never was
     cache.shrink()
     assert len(cache) == 1
 
@@ -124,23 +125,23 @@ def test_states_that_need_not_be_stored_after_all_are_dropped() -> None:
 def test_events_that_come_while_a_state_is_stored_are_stored_the_next_time() -> None:
     cache = states()
     fold(cache, ("a", 1, 1))
-    changes = cache.take()
+    changes = cache.take_changes()
     fold(cache, ("a", 2, 1))
-    cache.settle(changes, Outcome(1, revisions={"a": 7}))
-    [change] = cache.take()
+    cache.commit(changes, Outcome(1, revisions={"a": 7}))
+    [change] = cache.take_changes()
     assert (change.value, change.sequence, change.revision) == (b"2", 2, 7)
 
 
 def test_a_key_in_conflict_is_folded_onto_what_the_bucket_has() -> None:
     cache = states()
     fold(cache, ("a", 5, 1), ("a", 7, 10))
-    changes = cache.take()
+    changes = cache.take_changes()
     fold(cache, ("a", 8, 100))
     theirs = Current(b"1000", 5, 3, "1")
-    cache.settle(changes, Outcome(0, ("a",), present={"a": theirs}))
-    [change] = cache.take()
+    cache.commit(changes, Outcome(0, ("a",), present={"a": theirs}))
+    [change] = cache.take_changes()
     assert (change.value, change.sequence, change.revision) == (b"1110", 8, 3)
-    cache.settle([change], Outcome(0, ("a",), present={"a": Current(b"5", 9, 4, "1")}))
+    cache.commit([change], Outcome(0, ("a",), present={"a": Current(b"5", 9, 4, "1")}))
     assert not cache.is_dirty  # the other one is beyond
 
 
@@ -148,21 +149,21 @@ def test_rows_of_a_key_in_conflict_are_found_in_every_piece_and_those_of_others_
     cache = states()
     for sequence in range(1, 10):
         fold(cache, ("a", 10 * sequence, sequence), ("b", 10 * sequence + 1, 1))
-    changes = cache.take()
+    changes = cache.take_changes()
     fold(cache, ("b", 200, 1), ("a", 201, 100))
-    cache.settle(changes, Outcome(1, ("a",), present={"a": Current(b"1000", 45, 3, "1")}, revisions={"b": 4}))
+    cache.commit(changes, Outcome(1, ("a",), present={"a": Current(b"1000", 45, 3, "1")}, revisions={"b": 4}))
     assert [(row[0], row[1]) for rows in cache._rows for row in rows if row[0] == "a"] == [
         *(("a", 10 * sequence) for sequence in range(1, 10)),
         ("a", 201),
     ]
     assert [row[1] for rows in cache._rows for row in rows if row[0] == "b"] == [200]
     fold(cache, ("a", 202, 1000))
-    found = {change.key: change for change in cache.take()}
+    found = {change.key: change for change in cache.take_changes()}
     assert (found["a"].value, found["a"].sequence, found["a"].revision) == (b"2135", 202, 3)
     assert (found["b"].value, found["b"].sequence, found["b"].revision) == (b"10", 200, 4)
     # Others were first again: what is in hand is folded a second time, the events of both batches.
     theirs = Current(b"1005", 50, 8, "1")
-    cache.settle(list(found.values()), Outcome(1, ("a",), present={"a": theirs}, revisions={"b": 9}))
+    cache.commit(list(found.values()), Outcome(1, ("a",), present={"a": theirs}, revisions={"b": 9}))
     [change] = store(cache)
     assert (change.value, change.sequence, change.revision) == (b"2135", 202, 8)
     assert (cache._rows, cache._sent_rows, cache.is_dirty) == ([], [], False)
@@ -171,33 +172,33 @@ def test_rows_of_a_key_in_conflict_are_found_in_every_piece_and_those_of_others_
 def test_a_position_in_conflict_is_none_of_the_keys() -> None:
     cache = states()
     fold(cache, ("a", 1, 1))
-    cache.settle(cache.take(), Outcome(1, (position_key(),), revisions={"a": 1}))
+    cache.commit(cache.take_changes(), Outcome(1, (position_key(),), revisions={"a": 1}))
     assert not cache.is_dirty
 
 
 def test_rows_that_change_nothing_are_let_go() -> None:
     cache = states()
     fold(cache, ("a", 1, 0))
-    assert cache.take() == []
+    assert cache.take_changes() == []
     assert (cache._rows, cache._sent_rows) == ([], [])
 
 
 def test_a_state_that_another_engine_has_made_larger_counts_for_what_it_is() -> None:
     cache = states()
     fold(cache, ("a", 1, 1))
-    cache.settle(cache.take(), Outcome(0, ("a",), present={"a": Current(b"1" * 1000, 9, 4, "1")}))
+    cache.commit(cache.take_changes(), Outcome(0, ("a",), present={"a": Current(b"1" * 1000, 9, 4, "1")}))
     assert cache._size == ENTRY_BYTES + 1 + 2000
 
 
 def test_a_revision_that_is_not_sure_is_looked_up_before_the_next_write() -> None:
     cache = states()
     fold(cache, ("a", 1, 1))
-    cache.settle(cache.take(), Outcome(1))
+    cache.commit(cache.take_changes(), Outcome(1))
     assert cache.unsure() == []  # nothing has to be stored
     fold(cache, ("a", 2, 1))
     assert cache.unsure() == ["a"]
-    cache.look_again(["a"], {"a": Current(b"1", 1, 9, "1")})
-    [change] = cache.take()
+    cache.reload(["a"], {"a": Current(b"1", 1, 9, "1")})
+    [change] = cache.take_changes()
     assert (change.value, change.revision) == (b"2", 9)
 
 
@@ -206,13 +207,13 @@ def test_a_state_that_is_gone_is_told_and_a_mark_that_was_tidied_away_is_not() -
     fold(cache, ("a", 1, 1), ("b", 2, 1), ("b", 3, 0))
     store(cache)
     fold(cache, ("a", 4, 1), ("b", 5, 1))
-    changes = cache.take()
+    changes = cache.take_changes()
     with pytest.raises(StateGone) as caught:
-        cache.settle(changes, Outcome(0, ("a", "b")))
+        cache.commit(changes, Outcome(0, ("a", "b")))
     [parking] = caught.value.changes
     assert (parking.key, parking.operation, parking.revision) == ("a", "delete", 0)
     assert "was removed" in (parking.mark or "")
-    [change] = [each for each in cache.take() if each.key == "b"]
+    [change] = [each for each in cache.take_changes() if each.key == "b"]
     assert (change.value, change.sequence, change.revision) == (b"1", 5, 0)
 
 
@@ -251,11 +252,11 @@ def test_events_of_a_parked_key_wait_and_are_not_kept_once_the_bucket_knows() ->
     cache = states()
     fold(cache, ("a", 1, 666), ("a", 2, 1))
     assert cache.waiting == 1
-    changes = cache.take()
+    changes = cache.take_changes()
     fold(cache, ("a", 3, 1))
     assert (cache.waiting, cache.is_dirty) == (2, True)
-    cache.settle(changes, Outcome(1, revisions={"a": 1}))
-    assert cache.take() == []
+    cache.commit(changes, Outcome(1, revisions={"a": 1}))
+    assert cache.take_changes() == []
     fold(cache, ("a", 4, 1))
     assert (cache.waiting, cache.is_dirty) == (3, False)
     fold(cache, ("b", 5, 1), loaded={"b": Current(b"1", 4, 2, "1 parked 4 no")})
@@ -265,24 +266,24 @@ def test_events_of_a_parked_key_wait_and_are_not_kept_once_the_bucket_knows() ->
 def test_what_waits_for_a_key_that_another_engine_has_parked_is_counted_and_let_go() -> None:
     cache = states()
     fold(cache, ("a", 1, 1), ("a", 2, 1))
-    changes = cache.take()
-    cache.settle(changes, Outcome(0, ("a",), present={"a": Current(b"0", 0, 3, "1 parked 1 no")}))
+    changes = cache.take_changes()
+    cache.commit(changes, Outcome(0, ("a",), present={"a": Current(b"0", 0, 3, "1 parked 1 no")}))
     assert (cache.waiting, cache.is_dirty, list(cache.parked)) == (2, False, ["a"])
-    cache.look_again(["a"], {"a": Current(b"7", 0, 4, "1")})  # a repair: they are not folded onto it
-    assert (cache.take(), cache._keys["a"].value) == ([], b"7")
+    cache.reload(["a"], {"a": Current(b"7", 0, 4, "1")})  # a repair: they are not folded onto it
+    assert (cache.take_changes(), cache._keys["a"].value) == ([], b"7")
 
 
 def test_a_key_that_was_repaired_meanwhile_goes_on() -> None:
     cache = states()
     fold(cache, ("a", 1, 666))
-    changes = cache.take()
+    changes = cache.take_changes()
     assert cache.parked == {}  # nobody but this engine knows
-    cache.settle(changes, Outcome(0, ("a",), present={"a": Current(b"7", 1, 3, "1")}))
+    cache.commit(changes, Outcome(0, ("a",), present={"a": Current(b"7", 1, 3, "1")}))
     assert (cache.parked, cache.is_dirty) == ({}, False)
     cache = states()
     fold(cache, ("a", 2, 1), loaded={"a": Current(b"1", 1, 1, "1 parked 2 no")})
     assert list(cache.parked) == ["a"]
-    cache.look_again(["a"], {"a": Current(b"7", 2, 3, "1")})
+    cache.reload(["a"], {"a": Current(b"7", 2, 3, "1")})
     assert cache.parked == {}
 
 
@@ -290,10 +291,10 @@ def test_a_bucket_that_is_as_far_or_further_leaves_nothing_to_store() -> None:
     for sequence, is_dirty in ((1, True), (2, False), (9, False)):
         cache = states()
         fold(cache, ("a", 1, 1))
-        cache.settle(cache.take(), Outcome(1))
+        cache.commit(cache.take_changes(), Outcome(1))
         fold(cache, ("a", 2, 1))
         assert cache.unsure() == ["a"]
-        cache.look_again(["a"], {"a": Current(b"2", sequence, 9, "1")})
+        cache.reload(["a"], {"a": Current(b"2", sequence, 9, "1")})
         assert (cache.is_dirty, cache.unsure()) == (is_dirty, [])
 
 
@@ -303,7 +304,7 @@ def test_a_state_that_was_replaced_by_an_older_one_is_parked_as_it_is() -> None:
     store(cache)
     fold(cache, ("a", 4, 1))
     with pytest.raises(StateGone) as caught:
-        cache.settle(cache.take(), Outcome(0, ("a",), present={"a": Current(b"1", 1, 9, "1")}))
+        cache.commit(cache.take_changes(), Outcome(0, ("a",), present={"a": Current(b"1", 1, 9, "1")}))
     [parking] = caught.value.changes
     assert (parking.value, parking.operation, parking.sequence, parking.revision) == (b"1", "put", 1, 9)
     mark = Mark.read(parking.mark)
@@ -319,7 +320,7 @@ def test_a_value_of_somebody_else_is_not_gone_and_not_overwritten() -> None:
     fold(cache, ("a", 3, 1))
     store(cache)
     fold(cache, ("a", 4, 1))
-    cache.settle(cache.take(), Outcome(0, ("a",), present={"a": Current(b"theirs", 0, 1, None)}))
+    cache.commit(cache.take_changes(), Outcome(0, ("a",), present={"a": Current(b"theirs", 0, 1, None)}))
     assert cache.parked == {"a": FOREIGN}
     assert not cache.is_dirty
 
@@ -328,11 +329,11 @@ def test_an_old_event_does_not_raise_a_key_whose_mark_was_tidied_away() -> None:
     cache = states()
     fold(cache, ("b", 2, 1), ("b", 3, 0))
     store(cache)
-    cache.look_again(["b"], {})
+    cache.reload(["b"], {})
     fold(cache, ("b", 2, 100), ("b", 3, 100))
     assert (cache.known, cache.is_dirty) == (2, False)
     fold(cache, ("b", 6, 1))
-    [change] = cache.take()
+    [change] = cache.take_changes()
     assert (change.value, change.sequence, change.revision) == (b"1", 6, 0)
 
 
@@ -341,14 +342,14 @@ def test_events_that_came_while_a_key_was_parked_are_not_folded_onto_its_repair(
     for by, later in itertools.product((666, 1), ((), (("a", 4, 100),))):
         cache = states()
         fold(cache, ("a", 1, by))
-        changes = cache.take()
+        changes = cache.take_changes()
         fold(cache, ("a", 3, 10))
-        cache.settle(changes, Outcome(1))
+        cache.commit(changes, Outcome(1))
         fold(cache, *later)
         assert cache.unsure() == ["a"]
-        cache.look_again(["a"], {"a": Current(b"1", 1, 5, "1")})
+        cache.reload(["a"], {"a": Current(b"1", 1, 5, "1")})
         goes_on = [b"111" if later else b"11"]
-        assert [change.value for change in cache.take()] == ([] if by == 666 else goes_on)
+        assert [change.value for change in cache.take_changes()] == ([] if by == 666 else goes_on)
 
 
 @pytest.mark.parametrize(("keys", "left"), [(8, 7), (16, 14), (18, 15)])
@@ -405,8 +406,8 @@ def test_two_engines_and_a_bucket_come_to_what_folding_alone_makes(seed: int) ->
     def flush(engine: LiveStates) -> None:
         nonlocal revision
         if unsure := engine.unsure():
-            engine.look_again(unsure, bucket)
-        changes = engine.take()
+            engine.reload(unsure, bucket)
+        changes = engine.take_changes()
         other = engines[engines.index(engine) - 1]
         if other.is_dirty and not other.unsure() and rng.random() < 0.5:
             flush(other)  # meanwhile
@@ -421,7 +422,7 @@ def test_two_engines_and_a_bucket_come_to_what_folding_alone_makes(seed: int) ->
             if rng.random() < 0.5:
                 revisions[change.key] = revision
         outcome = Outcome(len(changes) - len(conflicts), tuple(conflicts), revisions=revisions, present=dict(bucket))
-        engine.settle(changes, outcome)
+        engine.commit(changes, outcome)
         engine.shrink()
 
     while any(place < len(events) for place in places) or any(engine.is_dirty for engine in engines):

@@ -37,8 +37,14 @@ def new_app() -> App:
 
 @pytest.mark.parametrize(
     ("result", "kind"),
-    [(object(), "object"), ("x" * (2 << 20), "str"), (float("nan"), "float"), ({"rate": float("inf")}, "dict")],
-    ids=["not JSON", "larger than a message", "NaN", "infinity inside"],
+    [
+        (object(), "object"),
+        ("x" * (2 << 20), "str"),
+        (float("nan"), "float"),
+        ({"rate": float("inf")}, "dict"),
+        ([{1: "a", "1": "b"}], "list"),
+    ],
+    ids=["not JSON", "larger than a message", "NaN", "infinity inside", "one name twice"],
 )
 async def test_an_effect_whose_result_cannot_be_recorded_is_not_repeated(result: object, kind: str) -> None:
     app, effects, errors = new_app(), [], []

@@ -111,6 +111,17 @@ def machine_of(**limits: object) -> HandlerMachine:
     return HandlerMachine(HandlerLimits(**limits), RetryPolicy(), lambda: 0.5)  # type: ignore[arg-type]
 
 
+def test_a_retry_that_is_released_twice_gives_its_room_back_once() -> None:
+    machine = HandlerMachine(HandlerLimits(max_messages=16), RetryPolicy(), lambda: 0.0)
+    room, retry = Room(machine), WorkItem(None, 1, size_bytes=10)
+    room.add_retry(retry)
+    room.drop_retry(retry)
+    free = room.free("retries", 1)
+    room.drop_retry(retry)
+    assert room.free("retries", 1) == free
+    assert room.of_stream == 0
+
+
 def test_pulls_never_ask_for_the_same_room() -> None:
     machine = machine_of(max_messages=80, max_bytes=8000)
     room = Room(machine)

@@ -7,10 +7,11 @@ import random
 import uuid
 from typing import Any
 
+import msgspec
 import pytest
 
 from jetspark.app import App, Event, Window
-from jetspark.app.projections.projection_spec import ProjectionSpec
+from jetspark.app.projections.projection_spec import ProjectionArguments, ProjectionSpec
 from jetspark.app.replay import ReplayRequest
 from jetspark.app.testing import check_replay
 from jetspark.errors import ConfigError
@@ -32,7 +33,7 @@ class Takings:
 
 
 def spec_of(window: Window | None = None) -> ProjectionSpec:
-    return ProjectionSpec("takings", Takings, events=[Sold], bucket="takings", window=window)
+    return ProjectionSpec("takings", Takings, ProjectionArguments(events=[Sold], bucket="takings", window=window))
 
 
 PLAIN, HOURLY = spec_of(), spec_of(Window(size_s=3600))
@@ -106,7 +107,7 @@ def test_apply_is_told_the_key_as_users_write_it() -> None:
 def test_a_request_has_its_keys_as_text_and_survives_its_record() -> None:
     request = ReplayRequest(keys=(("s1", NOON), "a.b.late")).of(HOURLY)
     assert request.keys == ("s1.20260331T120000Z", "a.b.late")
-    assert ReplayRequest.from_dict(request.to_dict()) == request
+    assert msgspec.convert(msgspec.to_builtins(request), ReplayRequest) == request
     assert request.bucket_keys(HOURLY) == {"s1.20260331T120000Z", "a=2Eb.late"}
 
 
@@ -129,7 +130,9 @@ def test_check_replay_folds_windows() -> None:
 
 def test_a_copy_of_a_projection_is_the_same_projection() -> None:
     for filtered in (True, False):
-        spec = ProjectionSpec("takings", Takings, events=[Sold], bucket="takings", filtered=filtered, version=4)
+        spec = ProjectionSpec(
+            "takings", Takings, ProjectionArguments(events=[Sold], bucket="takings", filtered=filtered, version=4)
+        )
         assert spec.renewed().options == spec.options
         assert spec.renewed().filtered is filtered
 
@@ -159,7 +162,7 @@ class Sums:
 
 
 def sums(events: list[type[Any]], **options: Any) -> ProjectionSpec:
-    return ProjectionSpec("sums", Sums, events=events, bucket="sums", **options)
+    return ProjectionSpec("sums", Sums, ProjectionArguments(events=events, bucket="sums", **options))
 
 
 def test_a_projection_without_a_key_of_its_own_takes_that_of_each_event() -> None:

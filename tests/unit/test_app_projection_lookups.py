@@ -10,7 +10,7 @@ import pytest
 from support.projections import Balances, Closed, Large, Moved, Opened, some_events
 
 from jetspark.app import App, Event
-from jetspark.app.projections.folding import KeyState
+from jetspark.app.projections.key_state import KeyState
 from jetspark.app.projections.projection_spec import ProjectionSpec, make_spec
 from jetspark.app.projections.windows import Window
 from jetspark.app.testing import check_replay
@@ -86,7 +86,7 @@ def test_what_cannot_be_looked_up_is_refused() -> None:
     app = bank()
     with pytest.raises(ConfigError, match=r"lookups=\['nobody'\]: expected some that are declared above: balances, l"):
         app.projection("x", events=[Moved], bucket="x", lookups=["nobody"])(Large)
-    with pytest.raises(ConfigError, match="lookups= with window="):
+    with pytest.raises(ConfigError, match="lookups= is not supported with window="):
         app.projection("x", events=[Moved], bucket="x", lookups=["balances"], window=Window(size_s=60))(Large)
     with pytest.raises(ConfigError, match=r"def apply\(self, state, event, lookup\)"):
 

@@ -6,11 +6,11 @@ import datetime
 from typing import Any
 
 import pytest
-from support.projections import sorted_into
+from support.projections import route_one, sorted_into
 
 from jetspark.aio.stream_message import JetStreamMessage
 from jetspark.app import App, Event, Timestamp, Window, encode
-from jetspark.app.projections.folding import KeyRows, Recorded, Router, recorded_delivery
+from jetspark.app.projections.router import KeyRows, Recorded, Router, recorded_delivery
 from jetspark.core import headers as header_block
 from jetspark.errors import ConfigError, NotJson
 from jetspark.state.deliveries import sequences_of
@@ -102,7 +102,7 @@ def test_every_way_of_routing_has_the_same_keys() -> None:
     message = Recorded(1, sold.subject, sold.data, sold.headers, us(NOON))
     rows = KeyRows()
     assert sorted_into({"takings": rows}, router, [message]) == []
-    assert [row.key for row in router.route(message).rows] == [key for key, _, _ in rows]
+    assert [row.key for row in route_one(router, message).rows] == [key for key, _, _ in rows]
     assert [key for key, _, _ in rows] == ["s=2E1.20260331T113000Z", "s=2E1.20260331T120000Z"]
     with pytest.raises(ConfigError, match="expected a Window"):
         app.projection("x", events=[Sold], bucket="x", window=3600)(Takings)  # type: ignore[arg-type]
@@ -125,7 +125,7 @@ def test_messages_of_a_consumer_have_the_rows_that_they_have_as_the_stream_has_t
         for place, (subject, data, time_ns) in enumerate(zip(subjects, bodies, times_ns, strict=True))
     ]
     rows, others = KeyRows(), KeyRows()
-    failed = router.sort(messages, sequences_of(messages), recorded_delivery, {"takings": rows})
+    failed = router.add_rows(messages, sequences_of(messages), recorded_delivery, {"takings": rows})
     recorded = [recorded_delivery(message) for message in messages]
     assert list(rows) == [("s1.20260331T120000Z", 7, Sold(shop="s1")), ("s1.late", 9, Sold(shop="s1"))]
     [(unreadable, [failure])] = failed
@@ -133,7 +133,7 @@ def test_messages_of_a_consumer_have_the_rows_that_they_have_as_the_stream_has_t
     assert (failure.projections, failure.sequence, type(failure.error)) == (("takings",), 11, NotJson)
     [(same, _)] = sorted_into({"takings": others}, router, recorded)
     assert (same, list(others)) == (unreadable, list(rows))
-    routed = [(row.key, row.sequence, row.event) for each in recorded for row in router.route(each).rows]
+    routed = [(row.key, row.sequence, row.event) for each in recorded for row in route_one(router, each).rows]
     assert routed == list(rows)
 
 
@@ -143,14 +143,14 @@ def test_a_window_that_the_event_tells_needs_nothing_else() -> None:
         return event.at
 
     told = Window(size_s=3600, late="keep", time=at_of)
-    assert told.is_told_by_event
+    assert told.is_by_event_alone
     assert told.part_of(Sold(shop="s", at=NOON + minutes(59))) == "20260331T120000Z"
     for other in (
         Window(size_s=3600, late="keep"),
         Window(size_s=3600, time=at_of),
         Window(size_s=3600, every_s=1800, late="keep", time=at_of),
     ):
-        assert not other.is_told_by_event
+        assert not other.is_by_event_alone
 
 
 def test_a_window_is_named_by_its_begin_a_moment_in_it_or_as_late() -> None:

@@ -8,13 +8,14 @@ from typing import Any
 
 import msgspec
 import pytest
-from support.projections import sorted_into
+from support.projections import Routing, route_one, sorted_into
 
 from jetspark.app import DELETE, App, Event, encode
 from jetspark.app.clock import utc_now
-from jetspark.app.projections.folding import KeyRows, KeyState, Recorded, Router, Routing
-from jetspark.app.projections.marks import FOREIGN, Mark, Parked
-from jetspark.app.projections.projection_spec import ProjectionSpec
+from jetspark.app.projections.key_state import KeyState
+from jetspark.app.projections.projection_spec import ProjectionArguments, ProjectionSpec
+from jetspark.app.projections.router import KeyRows, Recorded, Router
+from jetspark.app.projections.state_header import FOREIGN, Mark, Parked
 from jetspark.app.projections.windows import Window
 from jetspark.errors import ConfigError, UsageError
 from jetspark.jetstream.kv import KVConfig
@@ -57,7 +58,9 @@ class Balances:
 
 
 def balances(**options: Any) -> ProjectionSpec:
-    return ProjectionSpec("balances", Balances, events=[Opened, Moved, Closed], bucket="balances", **options)
+    return ProjectionSpec(
+        "balances", Balances, ProjectionArguments(events=[Opened, Moved, Closed], bucket="balances", **options)
+    )
 
 
 NOTHING = Current(None, 0, 0)
@@ -102,7 +105,7 @@ class OtherWords:
 
 
 def test_the_state_is_what_the_first_parameter_says_whatever_its_name() -> None:
-    spec = ProjectionSpec("counts", OtherWords, events=[Opened], bucket="counts")
+    spec = ProjectionSpec("counts", OtherWords, ProjectionArguments(events=[Opened], bucket="counts"))
     assert fold(spec, "a", [(1, Opened(account="a")), (2, Opened(account="a"))]).value == b'{"cents":2}'
 
 
@@ -124,8 +127,8 @@ def test_a_type_of_state_that_cannot_be_looked_up_is_refused_and_one_of_events_n
     with pytest.raises(
         ConfigError, match=r"^projection 'p': state: 'Hidden \| None': name 'Hidden' is not defined; .*module"
     ):
-        ProjectionSpec("p", Unknown, events=[Opened], bucket="b")
-    spec = ProjectionSpec("p", Known, events=[Opened], bucket="b")
+        ProjectionSpec("p", Unknown, ProjectionArguments(events=[Opened], bucket="b"))
+    spec = ProjectionSpec("p", Known, ProjectionArguments(events=[Opened], bucket="b"))
     assert fold(spec, "a", [(1, Opened(account="a"))]).value == b'{"cents":1}'
 
 
@@ -208,12 +211,14 @@ def test_a_state_that_no_server_takes_parks_its_key() -> None:
             return [*(state or []), event.account]
 
     events: list[tuple[int, Event]] = [(1, Opened(account="a")), (2, Opened(account="b" * (1 << 20)))]
-    spec = ProjectionSpec("grows", Grows, events=[Opened], bucket="grows")
+    spec = ProjectionSpec("grows", Grows, ProjectionArguments(events=[Opened], bucket="grows"))
     state = fold(spec, "all", events)
     assert state.value == b'["a"]'
     assert state.parked is not None
     assert state.parked.reason.startswith("StateTooLarge: the state has 1048")
-    small = ProjectionSpec("grows", Grows, events=[Opened], bucket=KVConfig(bucket="grows", max_value_bytes=20))
+    small = ProjectionSpec(
+        "grows", Grows, ProjectionArguments(events=[Opened], bucket=KVConfig(bucket="grows", max_value_bytes=20))
+    )
     assert fold(small, "all", [(1, Opened(account="a" * 20))]).parked is not None
 
 
@@ -241,7 +246,7 @@ def test_apply_that_forgets_to_return_parks_the_key() -> None:
                 return {"n": 1}
             state["n"] += 1
 
-    spec = ProjectionSpec("forgets", Forgets, events=[Opened], bucket="forgets")
+    spec = ProjectionSpec("forgets", Forgets, ProjectionArguments(events=[Opened], bucket="forgets"))
     state = fold(spec, "a", [(1, Opened(account="a")), (2, Opened(account="a"))])
     assert state.value == b'{"n":1}'
     assert state.parked is not None
@@ -264,9 +269,9 @@ def test_a_router_tells_rows_from_what_cannot_be_read() -> None:
     router = Router([spec], app.catalogue)
     assert router.filters == ["accounts.*.opened", "accounts.*.moved", "accounts.*.closed"]
     encoded = encode(Moved(source="a.b", target="b", cents=1), id="1", source="/bank", time=utc_now())
-    routing = router.route(Recorded(5, encoded.subject, encoded.data, encoded.headers, 0))
+    routing = route_one(router, Recorded(5, encoded.subject, encoded.data, encoded.headers, 0))
     assert [(row.key, row.sequence) for row in routing.rows] == [("a=2Eb", 5), ("b", 5)]
-    bad = router.route(Recorded(6, "accounts.a.opened", b"{", None, 0))
+    bad = route_one(router, Recorded(6, "accounts.a.opened", b"{", None, 0))
     assert not bad.rows
     assert [(failure.projections, failure.sequence) for failure in bad.failures] == [(("balances",), 6)]
 
@@ -281,7 +286,7 @@ def test_a_router_sorts_many_messages_by_projection_and_tells_which_cannot_be_re
         def apply(self, state: int | None, event: Moved) -> int:
             return (state or 0) + 1
 
-    counts = ProjectionSpec("counts", ByFirst, events=[Moved], bucket="counts")
+    counts = ProjectionSpec("counts", ByFirst, ProjectionArguments(events=[Moved], bucket="counts"))
     app = App("bank", stream="BANK", subjects=["accounts.>"], events=[Opened, Moved, Closed])
     router = Router([balances(), counts], app.catalogue)
     messages = []
@@ -297,8 +302,8 @@ def test_a_router_sorts_many_messages_by_projection_and_tells_which_cannot_be_re
         (6, [("counts",)]),
         (7, [("balances", "counts")]),
     ]
-    assert router.route(messages[-1]) == Routing([], [])  # nobody has asked for it
-    rows_of_one, failures_of_one = router.route(messages[1])
+    assert route_one(router, messages[-1]) == Routing([], [])  # nobody has asked for it
+    rows_of_one, failures_of_one = route_one(router, messages[1])
     assert [(row.projection, row.key) for row in rows_of_one] == [("balances", "c"), ("balances", "d")]
     assert [(each.projections, each.sequence) for each in failures_of_one] == [(("counts",), 6)]
     looked_at: list[int] = []
@@ -308,7 +313,7 @@ def test_a_router_sorts_many_messages_by_projection_and_tells_which_cannot_be_re
         return message
 
     again = {"balances": KeyRows(), "counts": KeyRows()}
-    assert len(router.sort(messages, [5, 6, 7, 8], recorded_of, again)) == 2
+    assert len(router.add_rows(messages, [5, 6, 7, 8], recorded_of, again)) == 2
     assert {*looked_at} == {6, 7}  # those that fail; the first is read without
 
 
@@ -344,10 +349,10 @@ def day_of(event: Opened | Closed) -> datetime.datetime:
 @pytest.mark.parametrize("place", [0, 2, 5])
 def test_many_messages_have_the_rows_that_each_has_alone(special: str, place: int) -> None:
     """Keys are looked at together where all of them are plain: one that is not must not be taken for one."""
-    names = ProjectionSpec("names", ByName, events=[Opened], bucket="names")
-    all_names = ProjectionSpec("all_names", ByName, events=[Opened, Closed], bucket="all_names")
+    names = ProjectionSpec("names", ByName, ProjectionArguments(events=[Opened], bucket="names"))
+    all_names = ProjectionSpec("all_names", ByName, ProjectionArguments(events=[Opened, Closed], bucket="all_names"))
     day = Window(size_s=86_400, late="keep", time=day_of)
-    days = ProjectionSpec("days", ByName, events=[Opened, Closed], bucket="days", window=day)
+    days = ProjectionSpec("days", ByName, ProjectionArguments(events=[Opened, Closed], bucket="days", window=day))
     app = App("bank", stream="BANK", subjects=["accounts.>"], events=[Opened, Moved, Closed])
     router = Router([names, all_names, days, balances()], app.catalogue)
     given: list[str] = [*PLAIN, *PLAIN]
@@ -363,7 +368,7 @@ def test_many_messages_have_the_rows_that_each_has_alone(special: str, place: in
             (message, [(each.projections, each.sequence, str(each.error)) for each in failures])
             for message, failures in sorted_into(rows, router, some)
         ]
-        alone = [(message, router.route(message)) for message in some]
+        alone = [(message, route_one(router, message)) for message in some]
         for name, found in rows.items():
             wanted = [row for _, routing in alone for row in routing.rows if row.projection == name]
             assert list(found) == [(row.key, row.sequence, row.event) for row in wanted]
@@ -394,7 +399,7 @@ def test_a_router_that_reads_more_than_it_wants_leaves_the_rest_out(
     assert router.is_wanted is not None
     assert router.is_wanted("accounts.a.opened")
     assert not router.is_wanted("accounts.a.other")
-    alone = ProjectionSpec("alone", Balances, events=[Opened], bucket="alone")
+    alone = ProjectionSpec("alone", Balances, ProjectionArguments(events=[Opened], bucket="alone"))
     assert Router([alone], app.catalogue).is_wanted is None  # the server leaves it out
 
 
@@ -413,7 +418,7 @@ def test_a_key_that_was_parked_while_it_was_stored_has_that_to_store() -> None:
                 raise ValueError("x" * 1000)
             return 1
 
-    spec = ProjectionSpec("fussy", Fussy, events=[Opened], bucket="fussy")
+    spec = ProjectionSpec("fussy", Fussy, ProjectionArguments(events=[Opened], bucket="fussy"))
     state = fold(spec, "a", [(1, Opened(account="a"))])
     change = state.change(spec, "a")
     assert change is not None
@@ -434,7 +439,7 @@ def test_a_router_reads_no_subject_twice() -> None:
         account: str
         kind: str
 
-    spec = ProjectionSpec("all", Balances, events=[Opened, Any_], bucket="all")
+    spec = ProjectionSpec("all", Balances, ProjectionArguments(events=[Opened, Any_], bucket="all"))
     app = App("bank", stream="BANK", subjects=["accounts.>"], events=[Opened, Any_])
     assert Router([spec], app.catalogue).filters == ["accounts.*.*"]  # the server takes none within another
 
@@ -488,7 +493,7 @@ class WithOddState(Balances):
     ("change", "message"),
     [
         ({"events": []}, "at least one type"),
-        ({"events": [dict]}, "no type of event"),
+        ({"events": [dict]}, "not an event type"),
         ({"version": 0}, "version=0"),
         ({"bucket": KVConfig(bucket="b", ttl_s=5)}, "ttl_s=5"),
         ({"kind": dict}, "def apply"),
@@ -509,7 +514,7 @@ class WithOddState(Balances):
 def test_a_declaration_that_cannot_work_is_refused(change: dict[str, Any], message: str) -> None:
     arguments: dict[str, Any] = {"name": "x", "kind": Balances, "events": [Opened], "bucket": "x", **change}
     with pytest.raises(ConfigError, match=message):
-        ProjectionSpec(arguments.pop("name"), arguments.pop("kind"), **arguments)
+        ProjectionSpec(arguments.pop("name"), arguments.pop("kind"), ProjectionArguments(**arguments))
 
 
 @pytest.mark.parametrize("lookups", ["balances", None, [None], 5])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jetspark.app.projections.apart import far_behind
+from jetspark.app.projections.projection_worker import far_behind
 
 
 @pytest.mark.parametrize(

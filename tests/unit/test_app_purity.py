@@ -163,6 +163,13 @@ def test_what_follows_from_the_event_is_not(function: Any) -> None:
     assert impure_names(function) == []
 
 
+def test_a_module_of_the_application_may_have_the_name_of_one_of_python_s() -> None:
+    module: dict[str, Any] = {"__name__": "statistics", "random": random}
+    code = "def draw():\n    return random.random()\n\ndef apply(state, event):\n    return draw()\n"
+    exec(compile(code, "/srv/shop/statistics.py", "exec"), module)
+    assert impure_names(module["apply"]) == ["random.random"]
+
+
 def test_check_names_each_function_that_is_run_again() -> None:
     app = App("shop", stream="SHOP", subjects=["orders.>"], events=[Paid])
 

@@ -12,7 +12,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from jetspark.app import Catalogue, Event, Private, Timestamp, contract_of, decode, event, unchanged, upcast
-from jetspark.app.contracts.records import Finding, Record, check_records, read_record, record_of
+from jetspark.app.contracts.contract_records import Finding, Record, check_records, read_record, record_of
 from jetspark.app.contracts.samples import samples
 from jetspark.app.contracts.schemas import differences, document, write
 from jetspark.errors import ConfigError

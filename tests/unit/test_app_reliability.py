@@ -15,7 +15,7 @@ from jetspark import ConfigError, KeyExists, KeyValue
 from jetspark.app import App, Context, Event, Reject, Retry
 from jetspark.app.causes import current_cause
 from jetspark.app.testing import FAILURES, ReliabilityReport, UnreliableHandler, check_reliability
-from jetspark.app.testing.observing import RunObserver
+from jetspark.app.testing.observations import RunObserver
 from jetspark.app.testing.steps import SeenStep
 
 

@@ -10,8 +10,8 @@ from jetspark.app import HandlerTimeout, Reject, Retry, RetryIn, Skip
 from jetspark.app.clock import HUNDRED_YEARS_S
 from jetspark.app.handlers.retry import (
     Breaker,
-    Bury,
     Finish,
+    GiveUp,
     WaitHere,
     WaitLong,
     decide,
@@ -37,8 +37,8 @@ POLICY = Retry(attempts=5, first_s=0.5, max_s=100, jitter=0.5, in_lane_s=2)
         (3, 0.0, WaitHere(2.0)),
         (4, 0.0, WaitLong(4.0)),
         (4, 1.0, WaitHere(2.0)),
-        (5, 0.0, Bury(is_transient=True)),
-        (6, 0.0, Bury(is_transient=True)),
+        (5, 0.0, GiveUp(is_transient=True)),
+        (6, 0.0, GiveUp(is_transient=True)),
     ],
 )
 def test_waits_double_and_move_to_the_server_when_they_are_long(attempts: int, chance: float, expected: object) -> None:
@@ -46,11 +46,11 @@ def test_waits_double_and_move_to_the_server_when_they_are_long(attempts: int, c
 
 
 def test_a_handler_can_say_what_it_means() -> None:
-    assert decide(POLICY, 1, Reject("no such card"), 0.0) == Bury(is_transient=False)
+    assert decide(POLICY, 1, Reject("no such card"), 0.0) == GiveUp(is_transient=False)
     assert decide(POLICY, 1, Skip("not ours"), 0.0) == Finish()
     assert decide(POLICY, 1, RetryIn(2), 0.7) == WaitHere(2)
     assert decide(POLICY, 1, RetryIn(30), 0.7) == WaitLong(30)
-    assert decide(POLICY, 5, RetryIn(30), 0.0) == Bury(is_transient=True)
+    assert decide(POLICY, 5, RetryIn(30), 0.0) == GiveUp(is_transient=True)
 
 
 REJECT, AWAY, BROKEN, SKIP = Reject("no such card"), Away(), FileNotFoundError(), Skip("not ours")
@@ -162,3 +162,8 @@ def test_what_a_handler_says_is_there_to_be_read() -> None:
 )
 def test_what_this_user_may_not_do_is_retried_only_where_that_is_said(policy: Retry, is_retried: bool) -> None:
     assert is_transient(policy, PermissionDenied("publish", "billed.o-1")) == is_retried
+
+
+def test_a_time_that_the_handler_names_decides_although_it_is_now() -> None:
+    at_once = RetryIn(0)
+    assert deciding_error(Retry(), ExceptionGroup("two", [OSError(), at_once])) is at_once

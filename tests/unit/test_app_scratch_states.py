@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 from support.repeated import Closed, Moved, app
 
-from jetspark.app.projections.folding import KeyRows, KeyState
+from jetspark.app.projections.key_state import KeyState
+from jetspark.app.projections.live_states import CacheLimits
 from jetspark.app.projections.projection_spec import ProjectionSpec
-from jetspark.app.projections.recent_ids import Identified
-from jetspark.app.projections.states import CacheLimits
+from jetspark.app.projections.router import KeyRows
+from jetspark.app.projections.state_header import Identified
 from jetspark.app.replay import scratch_states
-from jetspark.app.replay.contents import KeyContent, compare
+from jetspark.app.replay.comparison import KeyContent, compare
 from jetspark.app.replay.scratch_states import ENTRY_BYTES, ScratchStates
 from jetspark.errors import UsageError
 from jetspark.state.changes import NOTHING, Current

@@ -18,11 +18,10 @@ import msgspec
 import pytest
 
 from jetspark.app import DELETE, App, Event, Window
-from jetspark.app.projections.folding import KeyState
-from jetspark.app.projections.lookups import LookupSpec
+from jetspark.app.projections.key_state import KeyState
 from jetspark.app.projections.positions import FoldPosition, position_change
-from jetspark.app.projections.projection_spec import ProjectionSpec
-from jetspark.app.replay.contents import Digest, KeyContent
+from jetspark.app.projections.projection_spec import LookupSpec, ProjectionArguments, ProjectionSpec
+from jetspark.app.replay.comparison import Digest, KeyContent
 from jetspark.state.changes import Change, Current, header_bytes
 
 GOLDEN = json.loads((Path(__file__).parent / "state_bytes.json").read_text())
@@ -101,7 +100,7 @@ class Joined:
         return {"before": lookup["anything"], "z": 1, "a": 2}
 
 
-SPEC = ProjectionSpec("anything", Anything, events=[Told], bucket="anything", version=3)
+SPEC = ProjectionSpec("anything", Anything, ProjectionArguments(events=[Told], bucket="anything", version=3))
 
 
 def after(spec: ProjectionSpec, *whats: str) -> Change:
@@ -124,7 +123,7 @@ def test_every_case_of_the_file_is_compared() -> None:
 
 
 def test_a_state_with_lookups_is_stored_as_ever() -> None:
-    spec = LookupSpec("joined", Joined, events=[Told], bucket="joined", lookups=[SPEC])
+    spec = LookupSpec("joined", Joined, ProjectionArguments(events=[Told], bucket="joined", lookups=[SPEC]))
     assert after(spec, "list", "struct").value.decode() == GOLDEN["joined"]
 
 
@@ -146,7 +145,7 @@ def test_a_message_has_the_headers_that_it_ever_had(name: str) -> None:
 def test_a_key_is_spelled_as_ever(name: str) -> None:
     value = {"escaped": "a.b/ü *", "empty": ""}.get(name, "shop-7")
     window = Window(size_s=3600, grace_s=60.0) if name in ("window", "late") else None
-    spec = ProjectionSpec("keys", Anything, events=[Told], bucket="keys", window=window)
+    spec = ProjectionSpec("keys", Anything, ProjectionArguments(events=[Told], bucket="keys", window=window))
     sent = datetime.datetime(2026, 3, 31, 10, 59, tzinfo=datetime.UTC)
     stored_us = int(sent.timestamp() + (7200 if name == "late" else 0)) * 1_000_000
     assert spec.windowed_keys_of(Told(name=value), sent, stored_us) == (GOLDEN["keys"][name],)

@@ -178,7 +178,7 @@ async def test_what_an_observer_raises_hurts_nobody_and_is_logged_once(caplog: p
             assert test.dead_letters == []
     assert done == [0, 1, 2]
     assert [each[0] for each in record.seen] == ["started", "done"] * 3
-    assert [each.getMessage().split(": ")[0].split(", ")[1] for each in caplog.records] == ["on_started", "on_finished"]
+    assert [each.getMessage().split(": ")[1].split(" ")[0] for each in caplog.records] == ["on_started", "on_finished"]
 
 
 async def test_an_attempt_that_the_end_of_the_worker_cuts_off_is_given_back() -> None:

@@ -466,7 +466,9 @@ async def test_a_test_gives_handlers_its_own_dependencies_and_the_lifespans_do_n
             pass
 
 
-@pytest.mark.parametrize(("has_letters", "end"), [(True, "a dead letter"), (False, "dropped")])
+@pytest.mark.parametrize(
+    ("has_letters", "end"), [(True, "dead letter written"), (False, "dropped, since the handler has no dead letters")]
+)
 async def test_a_worker_says_what_it_gives_up(has_letters: bool, end: str, caplog: pytest.LogCaptureFixture) -> None:
     retry = Retry(attempts=2, first_s=0.1)
     app = new_app({("a", 0): [ValueError("no")] * 2}, [], retry=retry, dead_letter=has_letters)
@@ -476,9 +478,9 @@ async def test_a_worker_says_what_it_gives_up(has_letters: bool, end: str, caplo
         assert len(test.dead_letters) == has_letters
     said = [each.getMessage() for each in caplog.records if each.name == "jetspark.app.orders.billing"]
     assert said == [
-        "sequence 1, attempt 1: ValueError: no",
-        "sequence 1, attempt 2: ValueError: no",
-        f"sequence 1: given up after 2 attempts: {end}",
+        "event 1: attempt 1 failed: ValueError: no",
+        "event 1: attempt 2 failed: ValueError: no",
+        f"event 1: given up after 2 attempts; {end}",
     ]
 
 

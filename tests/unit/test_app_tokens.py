@@ -56,7 +56,7 @@ def test_what_is_no_escaped_value_is_refused_and_never_read_as_another(token: st
 
 @pytest.mark.parametrize("token", ["", "a.b", "a=", "=2", "=2e", "=41", "=C3", "a b", "=00=", "=="])
 def test_a_token_that_escape_does_not_make_is_refused(token: str) -> None:
-    with pytest.raises(ConfigError, match="is no escaped value"):
+    with pytest.raises(ConfigError, match="is not an escaped value"):
         unescape(token)
 
 

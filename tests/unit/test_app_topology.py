@@ -12,11 +12,11 @@ from jetspark.app.causes import child_of, new_trace
 from jetspark.app.checks.asyncapi import asyncapi
 from jetspark.app.checks.lints import lint_apps
 from jetspark.app.commands.command_spec import CommandMeta
-from jetspark.app.contracts.ids import NewIds
+from jetspark.app.contracts.event_ids import NewIds
 from jetspark.app.handlers.consumers import handler_filters
 from jetspark.app.topology.declared import (
     OWNER,
-    ConsumerPlace,
+    DeclaredConsumer,
     Found,
     Step,
     Topology,
@@ -90,7 +90,7 @@ def test_an_event_that_the_stream_does_not_store_is_refused() -> None:
         ({"source": ""}, "expected a URI reference"),
         ({"stream": StreamConfig(name="ORDERS", duplicate_window_s=0)}, r"duplicate_window_s=0: .* 0.1 or more"),
         ({"compatibility": "SOME"}, "expected one of NONE"),
-        ({"events": [int]}, "int is no type of event"),
+        ({"events": [int]}, "int is not an event type"),
     ],
 )
 def test_a_declaration_that_cannot_be_is_refused(options: dict[str, Any], reason: str) -> None:
@@ -512,7 +512,7 @@ def test_the_order_of_subjects_makes_no_difference() -> None:
 
 @pytest.mark.parametrize(("found", "changed"), [((1, 5), []), ([5, 1], ["backoff_s"]), (None, ["backoff_s"])])
 def test_the_order_of_pauses_makes_a_difference(found: Any, changed: list[str]) -> None:
-    place = ConsumerPlace("ORDERS", dataclasses.replace(CONSUMER, max_deliver=5, backoff_s=[1, 5]))
+    place = DeclaredConsumer("ORDERS", dataclasses.replace(CONSUMER, max_deliver=5, backoff_s=[1, 5]))
     existing = dataclasses.replace(place.config, backoff_s=found)
     steps = plan_changes(
         Topology(app="orders", consumers=[place]),
@@ -524,13 +524,13 @@ def test_the_order_of_pauses_makes_a_difference(found: Any, changed: list[str]) 
 @pytest.mark.parametrize("source", [StreamSource(name="SHOP"), StreamSource(name="TILL")])
 def test_a_source_that_nobody_made_is_a_conflict(source: StreamSource) -> None:
     [step] = differ(STREAM, sources=[source]).refused(allow=True)
-    assert f"there is no stream {source.name} to copy from; apply the app that declares it first" in str(step)
+    assert f"stream {source.name} to copy from does not exist; apply the app that declares it first" in str(step)
     elsewhere = dataclasses.replace(source, external=External(api_prefix="$JS.shop.API"))
     assert differ(STREAM, sources=[elsewhere]).refused(allow=True) == []
 
 
 def test_what_a_handler_would_read_from_the_beginning_again_is_a_conflict() -> None:
-    topology = Topology(app="orders", streams=[STREAM], consumers=[ConsumerPlace("ORDERS", CONSUMER)])
+    topology = Topology(app="orders", streams=[STREAM], consumers=[DeclaredConsumer("ORDERS", CONSUMER)])
     former = {"ORDERS": "consumer a of A", "billing of ORDERS": "stream B"}
     steps = plan_changes(topology, Found(former=former)).refused(allow=True)
     assert [str(step) for step in steps] == [
@@ -570,7 +570,7 @@ def test_what_belongs_to_another_app_is_a_conflict() -> None:
     ],
 )
 def test_a_change_of_a_consumer_is_safe_destructive_or_impossible(changes: dict[str, Any], safety: str) -> None:
-    place = ConsumerPlace("ORDERS", dataclasses.replace(CONSUMER, **changes))
+    place = DeclaredConsumer("ORDERS", dataclasses.replace(CONSUMER, **changes))
     [step] = plan_changes(
         Topology(app="orders", consumers=[place]),
         Found(streams={"ORDERS": STREAM}, consumers={("ORDERS", "billing"): CONSUMER}),
@@ -616,7 +616,7 @@ async def _nothing(event: OrderPaid) -> None: ...
 
 
 def test_a_wider_filter_loses_nothing() -> None:
-    place = ConsumerPlace("ORDERS", ConsumerConfig(durable_name="billing", filter_subject=">"))
+    place = DeclaredConsumer("ORDERS", ConsumerConfig(durable_name="billing", filter_subject=">"))
     existing = ConsumerConfig(durable_name="billing", filter_subject="orders.placed.*")
     for found in (existing, ConsumerConfig(durable_name="billing", filter_subjects=["orders.paid.*", "orders.a"])):
         [step] = plan_changes(
@@ -627,7 +627,7 @@ def test_a_wider_filter_loses_nothing() -> None:
 
 
 def test_one_filter_for_several_is_a_change() -> None:
-    place = ConsumerPlace("ORDERS", ConsumerConfig(durable_name="billing", filter_subject="orders.paid.*"))
+    place = DeclaredConsumer("ORDERS", ConsumerConfig(durable_name="billing", filter_subject="orders.paid.*"))
     existing = ConsumerConfig(durable_name="billing", filter_subject="orders.placed.*")
     found = Found(streams={"ORDERS": STREAM}, consumers={("ORDERS", "billing"): existing})
     [step] = plan_changes(Topology(app="orders", consumers=[place]), found).steps
@@ -635,9 +635,9 @@ def test_one_filter_for_several_is_a_change() -> None:
 
 
 def test_a_consumer_of_a_stream_that_nobody_made_is_a_conflict() -> None:
-    place = ConsumerPlace("ORDERS", CONSUMER)
+    place = DeclaredConsumer("ORDERS", CONSUMER)
     [step] = plan_changes(Topology(app="billing", consumers=[place]), Found()).refused(allow=True)
-    assert "there is no stream ORDERS; it is not this app's" in str(step)
+    assert "stream ORDERS does not exist and is not this app's" in str(step)
     [step] = plan_changes(Topology(app="billing", consumers=[place]), Found(streams={"ORDERS": STREAM})).steps
     assert step.action == "create"
 

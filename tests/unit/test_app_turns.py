@@ -9,14 +9,14 @@ import random
 import pytest
 from support import seeds
 
-from jetspark.app.turns import DecidingPlaces, Turns
+from jetspark.app.turns import DecisionSlots, Turns
 
 FILTERS = ("a", "b", "c")
 
 
 @pytest.mark.parametrize("seed", seeds.tried(range(20), 5))
 async def test_a_turn_is_had_by_one_and_nothing_stays_taken_when_some_are_cancelled(seed: int) -> None:
-    rng, turns, places = random.Random(seed), Turns(), DecidingPlaces(2)
+    rng, turns, places = random.Random(seed), Turns(), DecisionSlots(2)
     inside: list[tuple[str, ...]] = []
     most = entered = 0
 
@@ -69,7 +69,7 @@ async def test_who_is_cancelled_when_it_is_passed_on_passes_it_on() -> None:
 
 
 async def test_who_is_cancelled_while_it_waits_leaves_nothing_behind() -> None:
-    places = DecidingPlaces(1)
+    places = DecisionSlots(1)
     assert places.try_take()
     waiting = asyncio.create_task(places.take())
     await asyncio.sleep(0)
@@ -81,7 +81,7 @@ async def test_who_is_cancelled_while_it_waits_leaves_nothing_behind() -> None:
 
 
 async def test_those_who_wait_are_served_in_the_order_of_asking() -> None:
-    places, order = DecidingPlaces(1), list[int]()
+    places, order = DecisionSlots(1), list[int]()
     assert places.try_take()
 
     async def wait(number: int) -> None:

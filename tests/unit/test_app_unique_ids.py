@@ -8,17 +8,27 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.projections import route_one
 from support.repeated import WINDOW, Closed, Held, Moved, Sums, app, oracle, some_messages
 
 from jetspark.app import App, Command, Event, encode
-from jetspark.app.projections.folding import KeyRows, KeyState, Recorded, Router
-from jetspark.app.projections.marks import Mark, Parked
-from jetspark.app.projections.projection_spec import ProjectionSpec
-from jetspark.app.projections.recent_ids import ID_BYTES, MAX_UNIQUE_IDS, Identified, digest_of, is_among, room_for
-from jetspark.app.projections.states import CacheLimits, LiveStates
+from jetspark.app.projections.key_state import KeyState
+from jetspark.app.projections.live_states import CacheLimits, LiveStates
+from jetspark.app.projections.projection_spec import ProjectionArguments, ProjectionSpec
+from jetspark.app.projections.router import KeyRows, Recorded, Router
+from jetspark.app.projections.state_header import (
+    ID_BYTES,
+    MAX_UNIQUE_IDS,
+    Identified,
+    Mark,
+    Parked,
+    digest_of,
+    is_among,
+    room_for,
+)
 from jetspark.app.projections.windows import Window
-from jetspark.app.replay.checking import NotReplayable, check_replay
-from jetspark.app.replay.contents import Digest, KeyContent, change_to, compare
+from jetspark.app.replay.comparison import Digest, KeyContent, change_to, compare
+from jetspark.app.replay.replay_check import NotReplayable, ReplayCheckOptions, check_replay
 from jetspark.errors import ConfigError, UsageError
 from jetspark.jetstream.kv import KVConfig
 from jetspark.state.changes import NOTHING, Change, Current, Outcome, header_bytes
@@ -57,7 +67,7 @@ def folded(messages: list[Recorded], cuts: int = 10**9) -> dict[str, Held]:
         states: dict[str, KeyState] = {}
         # With some that were folded before, as after a crash.
         for message in messages[max(0, begin - 5) : begin + cuts]:
-            for _, key, sequence, event in router.route(message).rows:
+            for _, key, sequence, event in route_one(router, message).rows:
                 state = states.setdefault(key, KeyState(SPEC, key, stored.get(key, NOTHING)))
                 state.apply(SPEC, key, sequence, event)
         for key, state in states.items():
@@ -79,8 +89,8 @@ def test_an_event_that_is_stored_again_is_folded_once_however_the_stream_is_cut(
 def test_rows_as_columns_have_the_ids_that_rows_one_by_one_have(seed: int) -> None:
     messages, router = recorded(200, seed), Router(app.projections.values(), app.catalogue)
     rows = {name: KeyRows() for name in app.projections}
-    router.sort(messages, [each.sequence for each in messages], lambda each: each, rows)
-    one_by_one = [row for message in messages for row in router.route(message).rows]
+    router.add_rows(messages, [each.sequence for each in messages], lambda each: each, rows)
+    one_by_one = [row for message in messages for row in route_one(router, message).rows]
     for name in app.projections:
         assert list(rows[name]) == [row[1:] for row in one_by_one if row.projection == name]
     assert {type(event) for _, _, event in rows["sums"]} == {Identified}
@@ -145,12 +155,12 @@ def test_a_mark_that_no_engine_has_written_is_foreign(text: str) -> None:
 @pytest.mark.parametrize("value", [0, -1, MAX_UNIQUE_IDS + 1, True, 2.0, "3", [3]])
 def test_a_number_of_ids_that_cannot_be_kept_is_refused(value: Any) -> None:
     with pytest.raises(ConfigError, match=r"projection 'sums': unique_ids=.*: expected how many ids each key keeps"):
-        ProjectionSpec("sums", Sums, events=[Moved], bucket="sums", unique_ids=value)
+        ProjectionSpec("sums", Sums, ProjectionArguments(events=[Moved], bucket="sums", unique_ids=value))
 
 
 def test_the_ids_take_their_room_of_what_a_message_may_have() -> None:
     plain = app.projections["plain"]
-    most = ProjectionSpec("sums", Sums, events=[Moved], bucket="sums", unique_ids=MAX_UNIQUE_IDS)
+    most = ProjectionSpec("sums", Sums, ProjectionArguments(events=[Moved], bucket="sums", unique_ids=MAX_UNIQUE_IDS))
     assert plain.max_state_bytes - most.max_state_bytes == room_for(MAX_UNIQUE_IDS)
     mark = str(Mark(10**9, None, MAX_UNIQUE_IDS, bytes(MAX_UNIQUE_IDS * ID_BYTES)))
     assert len(mark) <= room_for(MAX_UNIQUE_IDS) < 65_000
@@ -158,7 +168,7 @@ def test_the_ids_take_their_room_of_what_a_message_may_have() -> None:
     assert most.renewed().options == most.options
     small = KVConfig(bucket="sums", max_value_bytes=4096)
     with pytest.raises(ConfigError, match="max_value_bytes=4096 of bucket sums: the ids take"):
-        ProjectionSpec("sums", Sums, events=[Moved], bucket=small, unique_ids=500)
+        ProjectionSpec("sums", Sums, ProjectionArguments(events=[Moved], bucket=small, unique_ids=500))
 
 
 def test_what_has_no_ids_of_its_own_is_refused_with_them() -> None:
@@ -171,7 +181,7 @@ def test_what_has_no_ids_of_its_own_is_refused_with_them() -> None:
 
     other = App("other", stream="LEDGER", subjects=["ledger.>"])
     other.projection("sums", events=[Moved], bucket="sums", unique_ids=5)(Sums)
-    with pytest.raises(ConfigError, match="lookups= with unique_ids="):
+    with pytest.raises(ConfigError, match="lookups= is not supported with unique_ids="):
         other.projection("looking", events=[Moved], bucket="looking", lookups=["sums"])(Looking)
 
     @other.command("move", snapshot="sums")
@@ -194,7 +204,7 @@ def test_every_firing_of_a_timer_is_an_event_of_its_own() -> None:
     router = Router([SPEC], app.catalogue)
     headers = [{**sent.headers, "Nats-Schedule-Next": moment} for moment in ("2026-03-31T10:00:00Z", "purge")]
     headers += [{**sent.headers, "Nats-Schedule-Next": "2026-03-31T11:00:00Z"}, sent.headers]
-    ids = [router.route(Recorded(1, sent.subject, sent.data, each, 0)).rows[0].event.id for each in headers]
+    ids = [route_one(router, Recorded(1, sent.subject, sent.data, each, 0)).rows[0].event.id for each in headers]
     assert len(set(ids)) == 3
     assert ids[1] == ids[3] == digest_of(app.source, "timer-1")  # the last firing, and one that is stored again
 
@@ -204,14 +214,14 @@ def test_a_state_that_lost_a_race_is_folded_on_what_the_winner_has_with_its_ids(
     events = [Identified(digest_of("/", str(cents)), moved("x", "k", cents)) for cents in (1, 2, 1)]
     states.add(["k"], {})
     states.apply(KeyRows(("k", sequence, event) for sequence, event in enumerate(events, start=1)))
-    [change] = states.take()
+    [change] = states.take_changes()
     assert change.value == b"3"
     winner = KeyState(SPEC, "k", NOTHING)
     winner.apply(SPEC, "k", 1, events[0])
     found = winner.change(SPEC, "k")
     assert found is not None
-    states.settle([change], Outcome(conflicts=("k",), present={"k": current(found, 7)}))
-    [again] = states.take()
+    states.commit([change], Outcome(conflicts=("k",), present={"k": current(found, 7)}))
+    [again] = states.take_changes()
     assert (again.value, again.sequence, again.mark, again.revision) == (b"3", 2, change.mark, 7)
 
 
@@ -220,12 +230,12 @@ def test_ids_of_a_deleted_key_stay_in_hand_when_its_marker_is_tidied_away() -> N
     first, last = Identified(b"m" * ID_BYTES, moved("x", "k", 1)), Identified(b"c" * ID_BYTES, Closed(account="k"))
     states.add(["k"], {})
     states.apply(KeyRows([("k", 1, first), ("k", 2, last)]))
-    [change] = states.take()
-    states.settle([change], Outcome(1, revisions={"k": 5}))
+    [change] = states.take_changes()
+    states.commit([change], Outcome(1, revisions={"k": 5}))
     states.apply(KeyRows([("k", 3, Identified(digest_of("/", "n"), moved("x", "k", 4)))]))
-    [more] = states.take()
-    states.settle([more], Outcome(conflicts=("k",), present={}))  # the marker is gone
-    [again] = states.take()
+    [more] = states.take_changes()
+    states.commit([more], Outcome(conflicts=("k",), present={}))  # the marker is gone
+    [again] = states.take_changes()
     assert (again.revision, again.value, again.mark) == (0, b"4", more.mark)
 
 
@@ -278,10 +288,10 @@ def test_check_replay_tells_a_fold_that_counts_an_event_twice() -> None:
     with pytest.raises(
         NotReplayable, match=r"stored again with its id, \d events later, it changes key 'a' .*unique_ids=4"
     ):
-        check_replay(app, "plain", EVENTS, duplicates=4)
-    check_replay(app, "plain", EVENTS, duplicates=0)
+        check_replay(app, "plain", EVENTS, ReplayCheckOptions(duplicates=4))
+    check_replay(app, "plain", EVENTS, ReplayCheckOptions(duplicates=0))
     with pytest.raises(NotReplayable, match="declare more than unique_ids=3"):
-        check_replay(app, "sums", EVENTS, duplicates=7)
+        check_replay(app, "sums", EVENTS, ReplayCheckOptions(duplicates=7))
 
 
 def test_check_replay_tells_a_duplicate_that_is_late_for_its_window() -> None:
@@ -306,10 +316,12 @@ def test_check_replay_tells_a_duplicate_that_is_late_for_its_window() -> None:
     ],
 )
 def test_check_replay_says_what_is_wrong_with_ids(options: dict[str, Any], said: str) -> None:
+    options = dict(options)
+    ids = options.pop("ids", None)
     with pytest.raises((ConfigError, NotReplayable), match=said):
-        check_replay(app, "sums", EVENTS, **options)
+        check_replay(app, "sums", EVENTS, ReplayCheckOptions(**options), ids=ids)
 
 
 def test_bytes_are_those_of_a_projection_without_ids_where_it_is_off() -> None:
     plain = app.projections["plain"]
-    assert (plain.unique_ids, plain.mark(None, b""), plain.options["unique_ids"]) == (0, "1", None)
+    assert (plain.unique_ids, plain.mark(None, b""), plain.options.unique_ids) == (0, "1", None)

@@ -152,9 +152,9 @@ app.workflow("fulfilment", key=lambda event: "all")(Fulfilment)
 """
     with pytest.raises(ConfigError, match="same key"):
         await compared(history, NewCode("new.py", TEXT + other_key))
-    with pytest.raises(ConfigError, match="expected none; a run is compared with all"):
+    with pytest.raises(ConfigError, match="must not be set: a run is compared with all"):
         await compared(history, code(), subject="orders.>")
-    with pytest.raises(ConfigError, match="has none of this name; it has fulfilment"):
+    with pytest.raises(ConfigError, match="has no workflow of this name; it has fulfilment"):
         await history.do(lambda client: what_if(client.js, history.app, "other", code()))
 
 

@@ -23,7 +23,7 @@ from jetspark.app import App, Catalogue, Command, CommandAnswered, Decision, Eve
 from jetspark.app.checks.lints import lint_apps
 from jetspark.app.contracts.envelope import decode
 from jetspark.app.testing import TestApp
-from jetspark.app.workflows.commands import CommandKinds, CommandSent
+from jetspark.app.workflows.command_events import CommandKinds, CommandSent
 from jetspark.app.workflows.workflow_spec import RunRecord, WorkflowSpec
 from jetspark.errors import ConfigError
 

@@ -12,7 +12,7 @@ from support.reserving import Ordered, reserving
 from jetspark.app import App, AppClient, Catalogue, Decision, Event
 from jetspark.app.testing import TestApp
 from jetspark.app.workflows.timeline import read_timeline
-from jetspark.app.workflows.workflow_spec import NOTED, REMEMBERED, RunRecord, StepNote
+from jetspark.app.workflows.workflow_spec import KEPT_STEPS, REMEMBERED, RunRecord, StepRecord
 from jetspark.cli.workflow import _lines
 
 
@@ -137,12 +137,12 @@ def counting() -> App:
 
 async def test_what_is_decided_is_told_of_the_last_steps_and_events_of_more() -> None:
     async with TestApp(counting()) as test:
-        for number in range(NOTED + 6):
+        for number in range(KEPT_STEPS + 6):
             await test.publish(Counted(id="x", number=number))
         await test.settled()
         steps = await timeline(test, "x", "counting")
-        assert [step["data"]["number"] for step in steps] == list(range(NOTED + 6))
-        assert [step["decided"] is None for step in steps] == [True] * 6 + [False] * NOTED
+        assert [step["data"]["number"] for step in steps] == list(range(KEPT_STEPS + 6))
+        assert [step["decided"] is None for step in steps] == [True] * 6 + [False] * KEPT_STEPS
         for step in steps[6:]:
             [doubled] = step["decided"]["events"]
             assert doubled["data"]["number"] == 2 * step["data"]["number"]
@@ -183,8 +183,8 @@ async def test_what_cannot_be_read_any_more_is_told_as_that() -> None:
 
 def test_a_record_without_notes_is_read_and_gets_them() -> None:
     old = msgspec.json.decode(b'{"version":1,"key":"o","events":[4,9]}', type=RunRecord)
-    new = old.with_note(StepNote(12, events=1), revision=10)
-    assert new.steps == (StepNote(12, events=1),)
-    again = new.with_note(StepNote(15), revision=13)
+    new = old.with_step(StepRecord(12, events=1), revision=10)
+    assert new.steps == (StepRecord(12, events=1),)
+    again = new.with_step(StepRecord(15), revision=13)
     assert [(each.sequence, list(each.stored)) for each in again.steps] == [(12, [14]), (15, [])]
     assert len(again.events) <= REMEMBERED

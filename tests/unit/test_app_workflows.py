@@ -24,11 +24,11 @@ from jetspark import StreamConfig
 from jetspark.app import App, AppClient, Catalogue, Decision, Event, Retry, upcast
 from jetspark.app.testing import TestApp
 from jetspark.app.workflows.workflow_spec import (
+    KEPT_STEPS,
     LATE,
-    NOTED,
     REMEMBERED,
     RunRecord,
-    StepNote,
+    StepRecord,
     StoredCompensation,
     WorkflowSpec,
     timer_name,
@@ -188,18 +188,18 @@ def test_a_run_that_is_begun_anew_knows_what_it_has_taken_and_nothing_else() -> 
         compensations=(RELEASE, RELEASE),
         retries=2,
     )
-    step = spec(version=2).begin_anew(failed, Placed(order_id="o"), **WITH)
+    step = spec(version=2).restart(failed, Placed(order_id="o"), **WITH)
     record = step.record
     assert (record.version, record.status, record.reason, record.retries) == (2, "running", None, 3)
     assert (record.first, record.events, record.started) == (5, (5, 6), NOW)
     assert (record.timers, record.commands, record.compensations) == ({"payment": ""}, {}, (RELEASE,))
     assert (step.events, list(step.timers), step.cancels) == ([Reserve(order_id="o")], ["payment"], [])
     with pytest.raises(ConfigError, match="react begins no run with Paid"):
-        spec().begin_anew(failed, Paid(order_id="o"), **WITH)
+        spec().restart(failed, Paid(order_id="o"), **WITH)
 
 
 def test_what_is_stored_of_a_run_has_the_same_form_for_ever() -> None:
-    record = RunRecord(1, key="o", compensations=(RELEASE,), steps=(StepNote(5),))
+    record = RunRecord(1, key="o", compensations=(RELEASE,), steps=(StepRecord(5),))
     stored = (
         b'{"version":1,"key":"o","compensations":[["stock.release",1,{"order_id":"o"},false]],"steps":[{"sequence":5}]}'
     )
@@ -217,15 +217,15 @@ def test_what_is_stored_of_a_run_has_the_same_form_for_ever() -> None:
 def test_a_step_is_noted_with_what_it_stored_once_the_next_one_is_taken() -> None:
     record = RunRecord(1)
     for number, revision in ((1, 0), (2, 10), (3, 20)):
-        record = record.with_note(StepNote(number, events=2), revision)
+        record = record.with_step(StepRecord(number, events=2), revision)
     assert [(note.sequence, note.revision, note.stored) for note in record.steps] == [
         (1, 10, range(11, 13)),
         (2, 20, range(21, 23)),
         (3, 0, range(0)),
     ]
-    for number in range(4, NOTED + 4):
-        record = record.with_note(StepNote(number), 30)
-    assert [note.sequence for note in record.steps] == list(range(4, NOTED + 4))
+    for number in range(4, KEPT_STEPS + 4):
+        record = record.with_step(StepRecord(number), 30)
+    assert [note.sequence for note in record.steps] == list(range(4, KEPT_STEPS + 4))
 
 
 class OldRelease(Event, type="stock.release", version=1, key="order", subject="orders.{order}.release"):
@@ -279,7 +279,7 @@ class OneArgument:
         (Async, {}, "not async"),
         (Untyped, {}, r"events=\[...\]"),
         (OneArgument, {}, r"\(self, state, event\)"),
-        (Untyped, {"events": [int], "key": str}, "int is no type of event"),
+        (Untyped, {"events": [int], "key": str}, "int is not an event type"),
         (Fulfilment, {"key": "customer"}, "no such field"),
         (Fulfilment, {"version": 0}, "1 or more"),
     ],
@@ -298,7 +298,7 @@ def test_a_workflow_needs_a_stream_that_keeps_states() -> None:
 @pytest.mark.parametrize(
     ("decision", "words"),
     [
-        (Decision(reply=1), "nobody waits"),
+        (Decision(reply=1), "no caller waits"),
         (Decision(is_done=True, timers={"x": (Paid(order_id="o"), 1)}), "one of the two"),
         (Decision(state=object()), "cannot be stored"),
         (Decision(state={"stage": "waiting"}), "cannot be stored"),
@@ -418,7 +418,7 @@ async def test_a_run_that_has_failed_begins_anew() -> None:
             await test.do(lambda shop: shop.workflow("fulfilment").retry("o"))
         await test.publish(Placed(order_id="o"), correlation_id="all")
         await test.settled()
-        with pytest.raises(ConfigError, match="is running, and none of its events"):
+        with pytest.raises(ConfigError, match="is running, and has no event or command"):
             await test.do(lambda shop: shop.workflow("fulfilment").retry("o"))
         await test.do(lambda shop: shop.workflow("fulfilment").cancel("o"))
         again = await test.do(lambda shop: shop.workflow("fulfilment").retry("o"))

@@ -873,14 +873,14 @@ def test_a_message_that_was_counted_can_be_discarded_wherever_adding_it_was_inte
 
 
 @pytest.mark.parametrize("answer", [acked(2, batch="another"), acked(1)], ids=["batch", "size"])
-def test_an_acknowledgement_of_something_else_leaves_the_batch_in_doubt(answer: dict[str, Any]) -> None:
+def test_an_acknowledgement_of_another_batch_leaves_the_batch_in_doubt(answer: dict[str, Any]) -> None:
     bench = Bench()
     bench.batch.add("a", b"")
     bench.batch.add("a", b"")
     with pytest.raises(BatchInDoubt, match="2 messages were acknowledged as"):
         bench.run(bench.batch.commit(), answer)
     assert bench.batch.outcome == "unknown"
-    with pytest.raises(UsageError, match="something else"):
+    with pytest.raises(UsageError, match="another batch"):
         bench.batch.add("a", b"")
 
 
@@ -1108,7 +1108,7 @@ def test_a_replicated_stream_is_believed_once_its_leader_has_applied_all_and_hea
         )
         == "not stored"
     )
-    assert bench.paused_s == [atomic_resolve.SETTLE_PAUSE_S] * 3
+    assert bench.paused_s == [atomic_resolve.WAIT_PAUSE_S] * 3
 
 
 @pytest.mark.parametrize(("replicas", "heard"), [(2, 0), (4, 1), (5, 1)])
@@ -1144,7 +1144,7 @@ def test_a_leader_cut_off_from_its_replicas_decides_nothing() -> None:
     alone = info(last=7, replicas=3, active_ns=10_000_000_000)
     with pytest.raises(BatchInDoubt, match="does not hear from its replicas"):
         bench.run(bench.batch.resolve(5.0), WRONG, alone, WRONG, *[alone] * 100)
-    assert atomic_resolve.SETTLE_MAX_S <= sum(bench.paused_s) < atomic_resolve.SETTLE_MAX_S + 0.2
+    assert atomic_resolve.WAIT_MAX_S <= sum(bench.paused_s) < atomic_resolve.WAIT_MAX_S + 0.2
     assert bench.batch.outcome == "unknown"
 
 

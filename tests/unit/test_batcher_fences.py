@@ -26,9 +26,9 @@ def test_each_counts_only_its_own_items() -> None:
 
 def test_those_are_done_whose_items_are_all_settled() -> None:
     fences, made, woken = _fences((0, 4), (2, 8), (0, 3))
-    fences.settle(2)
+    fences.complete(2)
     assert woken == []
-    fences.settle(4)
+    fences.complete(4)
     assert (woken, [each.is_done for each in made]) == ([0, 2], [True, False, True])
     assert list(fences) == [made[1]]
 
@@ -43,9 +43,9 @@ def test_one_whose_waking_was_interrupted_is_woken_again() -> None:
 
     fences.add(Fence(0, 1, wake))
     with pytest.raises(KeyboardInterrupt):
-        fences.settle(1)
+        fences.complete(1)
     assert len(fences) == 1
-    fences.settle(1)
+    fences.complete(1)
     assert (len(woken), len(fences)) == (2, 0)
 
 
@@ -59,5 +59,5 @@ def test_one_that_is_forgotten_is_not_woken() -> None:
     fences, (first, _), woken = _fences((0, 4), (2, 8))
     fences.forget(first)
     fences.forget(first)
-    fences.settle(100)
+    fences.complete(100)
     assert woken == [1]

@@ -354,8 +354,8 @@ def test_what_is_written_off_is_counted_once_and_written_all_the_same() -> None:
     stats = it.stats()
     assert (stats.dropped_on_shutdown, stats.in_flight, it.held) == (4, 0, 0)
     assert [str(error) for error in (*of_running, *of_waiting)] == [
-        "batcher 'batcher': the time of the shutdown was over while the item was being written",
-        "batcher 'batcher': the time of the shutdown was over while the item was waiting",
+        "batcher 'batcher': the shutdown timed out while the item was being written",
+        "batcher 'batcher': the shutdown timed out while the item was waiting",
     ]
     assert {type(error) for error in (*of_running, *of_waiting)} == {DroppedOnShutdown}
     it.finish(flush, None, 100.0)
@@ -408,14 +408,14 @@ def test_a_ticket_knows_nothing_at_first() -> None:
 def test_each_write_is_reported_once_with_its_time_and_its_error() -> None:
     it, flush = busy()
     it.finish(flush, None, 102.5)
-    assert it.reports == [WriteReport(3, 2.5, None, is_settling=True)]
+    assert it.reports == [WriteReport(3, 2.5, None, is_counted=True)]
     it.reports.clear()
     it.add("d", now=110.0)
     late = it.poll(now=111.0)
     assert late is not None
     it.overdue(now=116.0)
     [report] = it.reports
-    assert (report.items, report.seconds, report.is_settling) == (1, 5.0, True)
+    assert (report.items, report.seconds, report.is_counted) == (1, 5.0, True)
     assert isinstance(report.error, FlushTimeout)
     it.finish(late, OSError(), 120.0)
     assert len(it.reports) == 1
@@ -427,7 +427,7 @@ def test_what_fails_after_it_was_written_off_is_reported_and_does_not_count_agai
     it.write_off()
     error = OSError()
     it.finish(flush, error, 103.0)
-    assert it.reports == [WriteReport(3, 3.0, error, is_settling=False)]
+    assert it.reports == [WriteReport(3, 3.0, error, is_counted=False)]
 
 
 @settings(deadline=None)
@@ -701,7 +701,7 @@ def test_a_write_that_was_written_off_and_takes_too_long_is_reported_once() -> N
     it.write_off()
     it.overdue(now=106.0)
     [report] = it.reports
-    assert (report.items, report.seconds, report.is_settling) == (3, 6.0, False)
+    assert (report.items, report.seconds, report.is_counted) == (3, 6.0, False)
     it.finish(flush, OSError(), 120.0)
     assert len(it.reports) == 1
 
@@ -722,7 +722,7 @@ def test_errors_of_time_say_what_was_waited_for() -> None:
     it = machine(name="mine")
     for error, words in (
         (no_room(it.name, 3, 0.5), "no room for 3 more in its queue"),
-        (not_flushed(it.name, 0.5), "the sink is not done with what was to be flushed"),
+        (not_flushed(it.name, 0.5), "the sink has not written the flushed items"),
         (not_drained(it.name, 0.5), "its sink is not done"),
     ):
         assert isinstance(error, BatcherTimeout)
@@ -732,7 +732,7 @@ def test_errors_of_time_say_what_was_waited_for() -> None:
 
 def test_flushes_are_equal_when_they_write_the_same_for_the_same_reason() -> None:
     one, other = Flush(["a"], "size"), Flush(["a"], "size", 7, began_at=3.0, acks=[collected()[1]])
-    assert (one.first, one.count, one.end, one.is_settled, one.is_overdue, one.is_begun) == (
+    assert (one.first, one.count, one.end, one.has_outcome, one.is_overdue, one.is_begun) == (
         0,
         1,
         1,
@@ -740,7 +740,7 @@ def test_flushes_are_equal_when_they_write_the_same_for_the_same_reason() -> Non
         False,
         False,
     )
-    other.is_settled = other.is_overdue = other.is_begun = True
+    other.has_outcome = other.is_overdue = other.is_begun = True
     assert one == other
     assert one != Flush(["a"], "time")
 
@@ -756,7 +756,7 @@ def test_an_item_that_was_taken_over_before_an_interrupt_counts() -> None:
     it._sizes.each.append(2)
     it._waiting.append("bb")  # and its place was not counted
     it.next_deadline()
-    assert it.mend() == []
+    assert it.repair() == []
     assert (it.enqueued, it.room, it.has_new_deadline) == (2, 1, True)
     flush = it.add("cc", 100.0)
     assert flush == Flush(["aa", "bb", "cc"], reason="size")
@@ -772,7 +772,7 @@ def test_what_was_noted_of_an_item_that_was_not_taken_over_is_forgotten() -> Non
     it._sizes.each.append(4)
     it._sizes.total += 4
     it._acks.append((1, second_ack))
-    it.mend()
+    it.repair()
     assert it.add("bb", 100.0) is None
     flush = it.add("c", 100.0)
     assert flush == Flush(["aa", "bb", "c"], reason="size")
@@ -787,13 +787,13 @@ def test_acks_that_a_write_has_taken_are_not_told_by_the_next() -> None:
     it._acks.appendleft((0, first_ack))  # interrupted before it was dropped here
     it._acks.append((1, second_ack))
     it._waiting.append("b")
-    assert it.mend() == [one]
+    assert it.repair() == [one]
     other = it.poll(100.0)
     assert one is not None
     assert other is not None
     assert other.acks == [second_ack]
     one.is_begun = True
-    assert it.mend() == [other]
+    assert it.repair() == [other]
     it.finish(other, None, 100.0)
     assert (first, second) == ([], [None])
 
@@ -807,7 +807,7 @@ def test_tickets_that_were_granted_or_over_are_told_and_leave_the_queue() -> Non
     assert [ticket.is_granted for ticket in tickets] == [True, True, False, False]
     it._tickets.appendleft(tickets[0])  # interrupted after it was granted
     tickets[2].is_over = True  # and after it was turned away
-    it.mend()
+    it.repair()
     assert (woken, it.room) == ([0, 2], 0)
     it.give_back(tickets[1])
     assert woken == [0, 2, 3]
@@ -823,7 +823,7 @@ def test_an_end_that_was_interrupted_is_brought_to_its_end(end: str) -> None:
     it.is_closed = True
     it.is_written_off = end == "write_off"
     it.failure = ZeroDivisionError() if end == "fail" else None
-    it.mend()
+    it.repair()
     assert "ticket" in woken
     assert it.room == 0
     assert [type(error) for error in of_waiting] == {
@@ -832,8 +832,8 @@ def test_an_end_that_was_interrupted_is_brought_to_its_end(end: str) -> None:
         "fail": [BatcherBroken],
     }[end]
     assert ("fence" in woken) is (end != "close")
-    assert flush.is_settled is (end == "write_off")
-    it.mend()
+    assert flush.has_outcome is (end == "write_off")
+    it.repair()
     assert len(of_waiting) <= 1
 
 
@@ -844,7 +844,7 @@ def test_fences_and_places_that_were_due_are_given_after_an_interrupt() -> None:
     it.add("d", now=100.0)
     it.ask(1, lambda: woken.append("ticket"))
     del it._running[flush.first]  # finished, and interrupted there
-    it.mend()
+    it.repair()
     assert woken == ["fence", "ticket"]
     assert not it.is_closed
 

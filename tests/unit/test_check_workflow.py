@@ -12,7 +12,7 @@ from support.reserving import Dropped, Ordered, reserving
 from support.reserving import Reserve as ReserveArticle
 
 from jetspark.app import App, Command, CommandAnswered, Decision, Event, Refused
-from jetspark.app.testing import RunView, WorkflowProblem, check_workflow
+from jetspark.app.testing import RunView, WorkflowProblem, WorkflowSearch, check_workflow
 from jetspark.errors import ConfigError
 
 PLACED, PAID, OVERDUE = Placed(order_id="o"), Paid(order_id="o"), PaymentOverdue(order_id="o")
@@ -50,7 +50,7 @@ def problem_of(app: App, events: list[Any], **options: Any) -> WorkflowProblem:
 
 
 def test_a_workflow_that_is_right_is_told_how_its_runs_end() -> None:
-    report = check_workflow(fulfilment(), "fulfilment", BOTH, duplicates=2)
+    report = check_workflow(fulfilment(), "fulfilment", BOTH, search=WorkflowSearch(duplicates=2))
     assert report.is_exhaustive
     assert set(report.ends) == {"done", "failed: not paid"}
     assert str(report).startswith(f"workflow fulfilment: {report.states} states, all of them; ends: ")
@@ -66,7 +66,7 @@ def test_an_order_of_delivery_that_it_does_not_expect() -> None:
     found = problem_of(app_of(react), BOTH)
     assert found.problem == "react raised AssertionError: paid before it was placed"
     assert found.history == ["Paid(order_id='o') comes"]
-    check_workflow(app_of(react), "flow", BOTH, in_order=True)
+    check_workflow(app_of(react), "flow", BOTH, search=WorkflowSearch(in_order=True))
 
 
 def test_a_duplicate_that_it_takes_for_something_new() -> None:
@@ -78,14 +78,15 @@ def test_a_duplicate_that_it_takes_for_something_new() -> None:
     def reserves_once(run: RunView) -> bool:
         return run.events.count(Reserve(order_id="o")) <= 1
 
-    options: dict[str, Any] = {"invariants": [reserves_once], "in_order": True}
-    found = problem_of(app_of(react), BOTH, **options)
+    found = problem_of(app_of(react), BOTH, invariants=[reserves_once], search=WorkflowSearch(in_order=True))
     assert str(found) == (
         "workflow 'flow': invariant reserves_once does not hold\n"
         "  1. Placed(order_id='o') comes: state Flow(step='waiting', reminders=0); publishes Reserve(order_id='o')\n"
         "  2. Placed(order_id='o') comes again: publishes Reserve(order_id='o')"
     )
-    check_workflow(app_of(react), "flow", BOTH, duplicates=0, **options)
+    check_workflow(
+        app_of(react), "flow", BOTH, invariants=[reserves_once], search=WorkflowSearch(in_order=True, duplicates=0)
+    )
 
 
 def late_timeout(self: Any, state: Flow | None, event: Any) -> Decision | None:
@@ -108,8 +109,9 @@ def keeps_what_is_paid(run: RunView) -> None:
 
 @pytest.mark.parametrize("max_states", [10_000, 1])
 def test_a_time_out_that_comes_after_the_completion(max_states: int) -> None:
-    options: dict[str, Any] = {"answers": {Reserve: lambda event: [Booked(order_id="o")]}, "max_states": max_states}
-    found = problem_of(app_of(late_timeout), BOTH, invariants=[keeps_what_is_paid], duplicates=3, **options)
+    answers = {Reserve: lambda event: [Booked(order_id="o")]}
+    search = WorkflowSearch(duplicates=3, max_states=max_states)
+    found = problem_of(app_of(late_timeout), BOTH, invariants=[keeps_what_is_paid], answers=answers, search=search)
     assert found.problem == "invariant keeps_what_is_paid does not hold: a paid order is given up"
     assert [step.split(":")[0] for step in found.history] == [  # also after a random history is shortened
         "Placed(order_id='o') comes",
@@ -135,7 +137,7 @@ def test_an_answer_that_it_does_not_expect_leaves_it_waiting() -> None:
     assert found.history[-1] == "Missing(order_id='o') comes: changes nothing"
     check_workflow(app_of(react), "flow", [PLACED], answers={Reserve: either}, must_end=False)
     lost = problem_of(app_of(react), [PLACED], answers={Reserve: lambda event: [Booked(order_id="o"), None]})
-    assert lost.history[-1].startswith("what follows Reserve(order_id='o') is nothing")
+    assert lost.history[-1].startswith("what follows Reserve(order_id='o') has no effect")
 
 
 def test_a_refusal_that_it_does_not_take() -> None:
@@ -174,7 +176,7 @@ def test_a_timer_that_is_set_for_ever(grows: bool) -> None:
         reminders = 0 if state is None else state.reminders + grows
         return Decision(state=Flow("waiting", reminders), timers={"payment": (OVERDUE, 1800)})
 
-    found = problem_of(app_of(react), BOTH, max_states=100)
+    found = problem_of(app_of(react), BOTH, search=WorkflowSearch(max_states=100))
     assert "no end after 200 steps" in found.problem if grows else "never ends" in found.problem
 
 
@@ -184,7 +186,8 @@ def test_a_react_that_is_not_pure() -> None:
     def react(self: Any, state: Flow | None, event: Any) -> Decision | None:
         return Decision(state=Flow(f"step {rng.random()}"), is_done=True)
 
-    assert problem_of(app_of(react), [PLACED]).problem.startswith("react is not pure: asked twice about the same")
+    problem = problem_of(app_of(react), [PLACED]).problem
+    assert problem.startswith("react is not pure: called twice with the same arguments, it returns")
 
 
 @pytest.mark.parametrize(
@@ -200,9 +203,12 @@ def test_a_decision_that_cannot_be_carried_out(decision: Decision, words: str) -
 
 
 def test_the_same_seed_is_the_same_histories() -> None:
-    first = check_workflow(fulfilment(), "fulfilment", BOTH, max_states=3, histories=50, seed=7)
+    search = WorkflowSearch(max_states=3, histories=50, seed=7)
+    first = check_workflow(fulfilment(), "fulfilment", BOTH, search=search)
     assert not first.is_exhaustive
-    assert first == check_workflow(fulfilment(), "fulfilment", BOTH, max_states=3, histories=50, seed=7)
+    assert first == check_workflow(
+        fulfilment(), "fulfilment", BOTH, search=WorkflowSearch(max_states=3, histories=50, seed=7)
+    )
 
 
 @pytest.mark.parametrize(
@@ -211,7 +217,7 @@ def test_the_same_seed_is_the_same_histories() -> None:
         ("other", BOTH, "expected one of those of app 'shop': fulfilment"),
         ("fulfilment", [], "expected events of one run"),
         ("fulfilment", [PLACED, Paid(order_id="p")], "expected events of one run"),
-        ("fulfilment", [Shipped(order_id="o")], "is no event of workflow"),
+        ("fulfilment", [Shipped(order_id="o")], "is not an event of workflow"),
     ],
 )
 def test_what_cannot_be_checked_is_refused(name: str, events: list[Any], words: str) -> None:

@@ -89,9 +89,12 @@ def test_files_are_found_below_the_home_folder(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("context", "message"),
     [
-        ({"jetstream_api_prefix": "x", "socks_proxy": "y"}, "jetstream_api_prefix, socks_proxy: JetSpark cannot"),
-        ({"nsc": "nsc://a/b/c"}, "nsc: JetSpark cannot"),
-        ({"windows_cert_store": "user"}, "windows_cert_store: JetSpark cannot"),
+        (
+            {"jetstream_api_prefix": "x", "socks_proxy": "y"},
+            "jetstream_api_prefix, socks_proxy: not supported by JetSpark",
+        ),
+        ({"nsc": "nsc://a/b/c"}, "nsc: not supported by JetSpark"),
+        ({"windows_cert_store": "user"}, "windows_cert_store: not supported by JetSpark"),
         ({"user": "u", "creds": "c"}, "creds and user: expected one way to log in"),
         ({"user_jwt": JWT}, "user_seed is missing"),
         ({"user_seed": USER}, "user_jwt is missing"),

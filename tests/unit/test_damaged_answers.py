@@ -456,7 +456,7 @@ def _connected() -> Connection:
     return connection
 
 
-def _say(connection: Connection, batch: FastMachine, answer: Any) -> None:
+def _send_command(connection: Connection, batch: FastMachine, answer: Any) -> None:
     assert batch.inbox.subscription is not None
     data = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
     subject = batch.inbox.subscription.subject.removesuffix(">") + "500.fail.1.0.$FI"
@@ -471,7 +471,7 @@ def _batch_at(stage: str, gap: GapMode) -> tuple[Connection, FastMachine]:
     batch = FastMachine(connection, SilentReader(), FastBatchOptions(gap=gap))
     batch.start(("s.a", b"1"), 0.0)
     if stage != "opening":
-        _say(connection, batch, FAST_ANSWERS["ack"])
+        _send_command(connection, batch, FAST_ANSWERS["ack"])
         batch.on_replies(0.0)
         batch.sender.add_many([("s.a", b"2"), ("s.a", b"3")], 0.0)
     if stage == "ended":
@@ -501,7 +501,7 @@ def test_a_damaged_answer_ends_a_fast_batch_with_an_error_of_ours_or_is_passed_o
 ) -> None:
     for damaged in _damaged_fast_answers(kind):
         connection, batch = _batch_at(stage, gap)
-        _say(connection, batch, damaged)
+        _send_command(connection, batch, damaged)
         assert _complaint(lambda: batch.on_replies(1.0), damaged) is None  # noqa: B023
         assert batch.failure is None or isinstance(batch.failure, JetSparkError)
         assert 0 <= batch.stored <= batch.messages, damaged
@@ -530,12 +530,12 @@ def test_a_damaged_answer_loses_no_message_of_a_fast_publisher(kind: str, stage:
         publisher.accept(items, 0.0)
         now = _drive(publisher, connection, stage)
         assert publisher.batch is not None
-        _say(connection, publisher.batch, damaged)
+        _send_command(connection, publisher.batch, damaged)
         assert _complaint(lambda: publisher.on_replies(now), damaged) is None  # noqa: B023
         assert publisher.failure is None or isinstance(publisher.failure, JetSparkError)
-        assert publisher.places.published + len(publisher.places.unpublished()) == 3, damaged
-        left = items[publisher.places.published :]
-        assert [each[:2] for each in publisher.places.unpublished()] == left, damaged
+        assert publisher.stages.published + len(publisher.stages.unpublished()) == 3, damaged
+        left = items[publisher.stages.published :]
+        assert [each[:2] for each in publisher.stages.unpublished()] == left, damaged
 
 
 def _drive(publisher: FastPublisherMachine, connection: Connection, stage: str) -> float:
@@ -551,10 +551,10 @@ def _drive(publisher: FastPublisherMachine, connection: Connection, stage: str) 
     if stage == "opening":
         return now
     assert publisher.batch is not None
-    _say(connection, publisher.batch, FAST_ANSWERS["ack"])
+    _send_command(connection, publisher.batch, FAST_ANSWERS["ack"])
     publisher.on_replies(now)
     if stage == "ended":
-        publisher.wishes.flush()
+        publisher.flush_requests.flush()
     while publisher.pump(now):
         pass
     return now

@@ -14,11 +14,11 @@ from support.error_examples import EXAMPLES
 from jetspark import errors
 from jetspark.aio.jetstream import JetStream
 from jetspark.app import App
-from jetspark.app.commands.deciding import CommandStep
+from jetspark.app.commands.decider import CommandStep
 from jetspark.app.commands.decision_store import CommandStore, judge
 from jetspark.app.contracts.catalogue import Catalogue
-from jetspark.app.entities.committing import asking_again
-from jetspark.app.handlers.retry import Bury, RetryPolicy, decide
+from jetspark.app.entities.committer import asking_again
+from jetspark.app.handlers.retry import GiveUp, RetryPolicy, decide
 from jetspark.app.patience import patiently
 from jetspark.app.projections.leases import Lease
 from jetspark.app.projections.projection_worker import ProjectionWorker
@@ -27,7 +27,7 @@ from jetspark.core.step_runner import ReadClock
 from jetspark.errors import JetSparkError
 from jetspark.jetstream.ordered import OrderedOptions, OrderedReader
 from jetspark.publish.steps import Procedure
-from jetspark.spark.retrying import will_pass
+from jetspark.spark.connections import will_pass
 from jetspark.state.patience import Persistence
 from jetspark.testing import run_in_virtual_time
 
@@ -131,7 +131,7 @@ def lease(error: JetSparkError) -> bool:
 
 
 def handler(error: JetSparkError) -> bool:
-    return not isinstance(decide(RetryPolicy(), 1, error, 0.5), Bury)
+    return not isinstance(decide(RetryPolicy(), 1, error, 0.5), GiveUp)
 
 
 def ordered(error: JetSparkError) -> bool:

@@ -133,7 +133,7 @@ def test_the_message_is_one_sentence_without_gaps() -> None:
 
 
 def test_lost_data_tells_the_remedy_of_the_one_who_reads() -> None:
-    lost = "stream 'S': sequence 5 is wanted and the first there is is 9, so 4 sequences are gone"
+    lost = "stream 'S': sequence 5 is needed and the first stored one is 9, so 4 sequences are gone"
     assert str(errors.DataLoss("S", 5, 9)) == f"{lost} (limits, a purge, or deletes)"
     assert str(errors.DataLoss("S", 5, 9, "be quicker")) == f"{lost} (limits, a purge, or deletes); be quicker"
 

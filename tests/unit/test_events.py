@@ -30,7 +30,7 @@ LOGGER = logging.getLogger("jetspark.test")
         (
             Disconnected("nats://a:1", "reset", 3, 4, 9),
             logging.WARNING,
-            "lost nats://a:1: reset (3 messages unconfirmed, 4 buffered)",
+            "connection to nats://a:1 lost: reset (3 messages unconfirmed, 4 buffered)",
         ),
         (
             ReconnectFailed("nats://a:1", ConnectionLost("no route"), 4),
@@ -48,15 +48,15 @@ LOGGER = logging.getLogger("jetspark.test")
             logging.DEBUG,
             "permission denied: this user may not publish to 'a'",
         ),
-        (LameDuck("nats://a:1"), logging.INFO, "nats://a:1 is about to shut down"),
+        (LameDuck("nats://a:1"), logging.INFO, "nats://a:1 announced its shutdown (lame duck mode)"),
         (ServersDiscovered(("nats://b:1",)), logging.DEBUG, "ServersDiscovered(servers=('nats://b:1',))"),
         (Closed(None), logging.DEBUG, "Closed(error=None, unsent_messages=0)"),
         (
             Closed(ConnectionLost("100% gone")),
             logging.ERROR,
-            "closed: 100% gone (0 messages never sent)",
+            "connection closed: 100% gone (0 messages never sent)",
         ),
-        (Closed(None, 3), logging.ERROR, "closed: as asked (3 messages never sent)"),
+        (Closed(None, 3), logging.ERROR, "connection closed: by the program (3 messages never sent)"),
     ],
 )
 def test_each_event_has_its_level_and_words(

@@ -12,35 +12,35 @@ from jetspark.core.connection import Connection
 from jetspark.core.options import ConnectOptions
 from jetspark.core.reconnect import parse_servers
 from jetspark.errors import ConfigError, InvalidSubject, PayloadTooLarge
-from jetspark.publish.fast_backlog import KEPT_OVERHEAD_BYTES, FastKeeping, FastPlaces, FastWishes, has_id
+from jetspark.publish.fast_backlog import KEPT_OVERHEAD_BYTES, FastEncoder, FastStages, FlushRequests, has_id
 from jetspark.publish.outgoing import Item
 
 
-def _keeping(id_prefix: str | None = None) -> FastKeeping:
+def _encoder(id_prefix: str | None = None) -> FastEncoder:
     connection = Connection(ConnectOptions(), parse_servers("a"), inbox="_INBOX.me", jitter=lambda: 0.0)
-    return FastKeeping(connection, id_prefix)
+    return FastEncoder(connection, id_prefix)
 
 
-def _kept(keeping: FastKeeping, *items: Any, position: int = 7) -> list[Item]:
+def _kept(keeping: FastEncoder, *items: Any, position: int = 7) -> list[Item]:
     kept: list[Item] = []
     keeping.keep(items, position, kept)
     return kept
 
 
 def test_without_ids_messages_stay_as_they_are() -> None:
-    keeping = _keeping()
+    keeping = _encoder()
     assert not keeping.has_ids
     assert _kept(keeping, ("s", b"1"), ("s", b"2")) == [("s", b"1"), ("s", b"2")]
 
 
 def test_data_and_headers_are_made_bytes() -> None:
-    kept = _kept(_keeping(), ("s", bytearray(b"1")), ("s", bytearray(b"2"), {"A": "b"}))
+    kept = _kept(_encoder(), ("s", bytearray(b"1")), ("s", bytearray(b"2"), {"A": "b"}))
     assert kept == [("s", b"1"), ("s", b"2", b"NATS/1.0\r\nA: b\r\n\r\n")]
     assert [type(item[1]) for item in kept] == [bytes, bytes]
 
 
 def test_an_id_is_the_prefix_and_the_position_with_headers_and_without() -> None:
-    keeping = _keeping("me")
+    keeping = _encoder("me")
     assert keeping.has_ids
     assert _kept(keeping, ("s", b"1"), ("s", b"2")) == [
         ("s", b"1", b"NATS/1.0\r\nNats-Msg-Id: me-7\r\n\r\n"),
@@ -52,18 +52,18 @@ def test_an_id_is_the_prefix_and_the_position_with_headers_and_without() -> None
 
 
 def test_an_id_of_the_caller_stays() -> None:
-    kept = _kept(_keeping("me"), ("s", b"1", {"Nats-Msg-Id": "mine"}))
+    kept = _kept(_encoder("me"), ("s", b"1", {"Nats-Msg-Id": "mine"}))
     assert kept == [("s", b"1", b"NATS/1.0\r\nNats-Msg-Id: mine\r\n\r\n")]
 
 
 def test_checked_messages_get_their_ids_all_the_same() -> None:
     kept: list[Item] = []
-    _keeping("me").keep([("s", b"1")], 7, kept, are_checked=True)
+    _encoder("me").keep([("s", b"1")], 7, kept, are_checked=True)
     assert kept == [("s", b"1", b"NATS/1.0\r\nNats-Msg-Id: me-7\r\n\r\n")]
 
 
 def test_checked_messages_without_ids_stay_as_they_are_and_their_headers_are_made_bytes() -> None:
-    keeping = _keeping()
+    keeping = _encoder()
     kept: list[Item] = []
     keeping.keep([("s", b"1"), ("s", b"2")], 7, kept, are_checked=True)
     keeping.keep([("s", b"3", {"A": "b"})], 9, kept, are_checked=True)
@@ -90,7 +90,7 @@ def test_those_before_one_that_can_never_be_sent_are_kept(
 ) -> None:
     kept: list[Item] = []
     with pytest.raises(error):
-        _keeping(id_prefix).keep([("s", b"1"), bad, ("s", b"3")], 1, kept)
+        _encoder(id_prefix).keep([("s", b"1"), bad, ("s", b"3")], 1, kept)
     assert [item[1] for item in kept] == [b"1"]
 
 
@@ -101,8 +101,8 @@ def _item(number: int) -> Item:
     return "s", b"%d" % number
 
 
-def _places(count: int) -> FastPlaces:
-    places = FastPlaces()
+def _places(count: int) -> FastStages:
+    places = FastStages()
     places.accept([_item(number) for number in range(1, count + 1)])
     return places
 
@@ -132,7 +132,7 @@ def test_what_is_sent_again_is_in_front_in_order() -> None:
 
 
 def test_what_is_kept_costs_data_headers_and_a_place() -> None:
-    places = FastPlaces()
+    places = FastStages()
     places.accept([("s", b"123")])
     assert places.pending_bytes == KEPT_OVERHEAD_BYTES + 3
     places.accept([("s", b"123", b"block"), ("s", b"")])
@@ -156,7 +156,7 @@ def test_a_message_with_an_id_can_be_recognised() -> None:
     )
 )
 def test_nothing_is_lost_doubled_or_overtaken_whatever_is_done(steps: list[tuple[str, int]]) -> None:
-    places, accepted = FastPlaces(), 0
+    places, accepted = FastStages(), 0
     for step, number in steps:
         if step == "accept":
             places.accept([_item(accepted + place) for place in range(1, number + 1)])
@@ -177,83 +177,83 @@ def test_nothing_is_lost_doubled_or_overtaken_whatever_is_done(steps: list[tuple
         assert places.pending_bytes == sum(KEPT_OVERHEAD_BYTES + len(item[1]) for item in places.unpublished())
 
 
-# ---- wishes ----------------------------------------------------------------------------------------------------------
+# ---- flush requests --------------------------------------------------------------------------------------------------
 
 
-def _wishes(accepted: int, sent: int) -> tuple[FastPlaces, FastWishes]:
-    places = FastPlaces()
+def _requests(accepted: int, sent: int) -> tuple[FastStages, FlushRequests]:
+    places = FastStages()
     places.accept([("s", b"x")] * accepted)
     places.send(sent)
-    return places, FastWishes(places)
+    return places, FlushRequests(places)
 
 
 def test_an_end_is_needed_when_all_that_is_wanted_is_sent_and_not_stored() -> None:
-    places, wishes = _wishes(accepted=5, sent=4)
-    seen = [wishes.need_an_end]
-    assert wishes.flush() == 5
-    seen.append(wishes.need_an_end)
+    places, requests = _requests(accepted=5, sent=4)
+    seen = [requests.need_an_end]
+    assert requests.flush() == 5
+    seen.append(requests.need_an_end)
     places.send(1)
-    seen.append(wishes.need_an_end)
+    seen.append(requests.need_an_end)
     places.publish(places.sent, 5)
-    seen.append(wishes.need_an_end)
+    seen.append(requests.need_an_end)
     assert seen == [False, False, True, False]
 
 
 def test_the_highest_position_counts_and_none_above_what_is_accepted() -> None:
-    _, wishes = _wishes(accepted=5, sent=5)
-    wishes.flush_to(3)
-    wishes.flush_to(1)
-    assert wishes._flush_to == 3
-    wishes.want(100, 1.0, 0.0)
-    assert wishes._flush_to == 5
+    _, requests = _requests(accepted=5, sent=5)
+    requests.flush_to(3)
+    requests.flush_to(1)
+    assert requests._flush_to == 3
+    requests.request(100, 1.0, 0.0)
+    assert requests._flush_to == 5
 
 
 def test_lingering_ends_when_nothing_was_accepted_for_that_long() -> None:
-    _, wishes = _wishes(accepted=5, sent=5)
-    wishes.want(5, 10.0, 0.5)
-    assert (wishes.next_deadline(), wishes.need_an_end) == (10.5, False)
-    wishes.on_accepted(10.25)
-    assert wishes.next_deadline() == 10.75
-    wishes.on_time(10.5, is_ack_on_its_way=False)
-    assert not wishes.need_an_end
-    wishes.on_time(10.75, is_ack_on_its_way=False)
-    assert (wishes.next_deadline(), wishes.need_an_end) == (None, True)
+    _, requests = _requests(accepted=5, sent=5)
+    requests.request(5, 10.0, 0.5)
+    assert (requests.next_deadline(), requests.need_an_end) == (10.5, False)
+    requests.on_accepted(10.25)
+    assert requests.next_deadline() == 10.75
+    requests.on_time(10.5, is_ack_on_its_way=False)
+    assert not requests.need_an_end
+    requests.on_time(10.75, is_ack_on_its_way=False)
+    assert (requests.next_deadline(), requests.need_an_end) == (None, True)
 
 
 def test_lingering_goes_on_while_an_acknowledgement_will_tell() -> None:
-    _, wishes = _wishes(accepted=5, sent=5)
-    wishes.want(5, 10.0, 0.5)
-    wishes.on_time(10.5, is_ack_on_its_way=True)
-    assert (wishes.next_deadline(), wishes.need_an_end) == (11.0, False)
+    _, requests = _requests(accepted=5, sent=5)
+    requests.request(5, 10.0, 0.5)
+    requests.on_time(10.5, is_ack_on_its_way=True)
+    assert (requests.next_deadline(), requests.need_an_end) == (11.0, False)
 
 
 def test_an_acknowledgement_makes_the_wish_needless() -> None:
-    places, wishes = _wishes(accepted=5, sent=5)
-    wishes.want(3, 10.0, 0.5)
+    places, requests = _requests(accepted=5, sent=5)
+    requests.request(3, 10.0, 0.5)
     places.publish(places.sent, 2)
-    wishes.on_published()
-    assert wishes.next_deadline() == 10.5
+    requests.on_published()
+    assert requests.next_deadline() == 10.5
     places.publish(places.sent, 1)
-    wishes.on_published()
-    assert wishes.next_deadline() is None
+    requests.on_published()
+    assert requests.next_deadline() is None
 
 
 def test_a_wish_for_nothing_ends_no_batch() -> None:
-    _, wishes = _wishes(accepted=5, sent=5)
-    wishes.want(0, 10.0, 0.5)
-    wishes.on_time(10.5, is_ack_on_its_way=False)
-    wishes.want(0, 11.0, 0.0)
-    assert not wishes.need_an_end
+    _, requests = _requests(accepted=5, sent=5)
+    requests.request(0, 10.0, 0.5)
+    requests.on_time(10.5, is_ack_on_its_way=False)
+    requests.request(0, 11.0, 0.0)
+    assert not requests.need_an_end
 
 
 def test_who_does_not_linger_does_not_begin_when_something_is_accepted() -> None:
-    _, wishes = _wishes(accepted=1, sent=1)
-    wishes.on_accepted(1.0)
-    assert wishes.next_deadline() is None
+    _, requests = _requests(accepted=1, sent=1)
+    requests.on_accepted(1.0)
+    assert requests.next_deadline() is None
 
 
 @pytest.mark.parametrize(("position", "linger_s"), [(-1, 0.0), (1, -1.0)])
 def test_what_cannot_be_wanted_is_refused(position: int, linger_s: float) -> None:
-    _, wishes = _wishes(accepted=1, sent=1)
+    _, requests = _requests(accepted=1, sent=1)
     with pytest.raises(ConfigError):
-        wishes.want(position, 1.0, linger_s)
+        requests.request(position, 1.0, linger_s)

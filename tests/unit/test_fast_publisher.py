@@ -137,8 +137,8 @@ def test_messages_are_sent_in_order_and_forgotten_when_they_are_stored() -> None
     assert peer.pump() == [(2, 1, b"m2"), (3, 1, b"m3")]
     peer.say(ack(2, 2))
     endless = peer.endless
-    assert (endless.places.accepted, endless.places.published, endless.places.pending) == (3, 2, 1)
-    assert endless.places.unpublished() == [item(3)]
+    assert (endless.stages.accepted, endless.stages.published, endless.stages.pending) == (3, 2, 1)
+    assert endless.stages.unpublished() == [item(3)]
 
 
 def test_what_the_server_wants_is_made_ready_in_pieces() -> None:
@@ -206,10 +206,10 @@ def test_a_flush_ends_the_batch_because_only_that_tells() -> None:
     peer = Peer()
     peer.accept(1, 2)
     peer.open()
-    assert peer.endless.wishes.flush() == 2
+    assert peer.endless.flush_requests.flush() == 2
     assert peer.pump() == [(3, 3, b"")]
     peer.say(final(2))
-    assert (peer.endless.places.published, peer.endless.is_idle) == (2, True)
+    assert (peer.endless.stages.published, peer.endless.is_idle) == (2, True)
     peer.accept(3)
     assert peer.pump() == [(1, 0, b"m3")]
     assert peer.endless.batches == 2
@@ -238,10 +238,10 @@ def test_a_message_that_can_never_be_sent_is_not_accepted_and_those_before_it_ar
     peer = Peer()
     with pytest.raises(InvalidSubject):
         peer.endless.accept([item(1), ("s a", b""), item(2)], NOW)
-    assert peer.endless.places.unpublished() == [item(1)]
+    assert peer.endless.stages.unpublished() == [item(1)]
     with pytest.raises(PayloadTooLarge):
         peer.endless.accept([("s.a", b"x" * 100_001)], NOW)
-    assert (peer.endless.places.accepted, peer.endless.places.pending) == (1, 1)
+    assert (peer.endless.stages.accepted, peer.endless.stages.pending) == (1, 1)
 
 
 def test_what_a_message_costs_is_given_back_when_it_is_stored() -> None:
@@ -278,7 +278,7 @@ def test_a_batch_cut_short_goes_on_exactly_where_it_ended_and_at_once() -> None:
     peer.accept(1, 2, 3, 4)
     peer.open()
     peer.say(gap(3, 4), final(2))
-    assert peer.endless.places.published == 2
+    assert peer.endless.stages.published == 2
     assert peer.pump() == [(1, 0, b"m3")]
     peer.say(ack(0, 10))
     assert peer.pump() == [(2, 1, b"m4")]
@@ -291,7 +291,7 @@ def test_a_batch_in_doubt_is_sent_again_from_the_last_ack_and_counted() -> None:
     peer.open(msgs=2)
     peer.say(ack(2, 2), error(10208))
     endless = peer.endless
-    assert (endless.places.published, endless.possibly_doubled, endless.doubled_news) == (2, 2, 2)
+    assert (endless.stages.published, endless.possibly_doubled, endless.doubled_news) == (2, 2, 2)
     assert peer.pump() == []
     assert endless.next_deadline() == NOW + 0.05
     assert peer.pump(NOW + 0.05) == [(1, 0, b"m3")]
@@ -312,17 +312,17 @@ def test_a_message_with_its_id_may_be_just_as_large_as_the_server_takes() -> Non
     peer = Peer(message_ids=True, id_prefix="run")
     largest = b"x" * (100_000 - len(b"NATS/1.0\r\nNats-Msg-Id: run-2\r\n\r\n"))
     peer.endless.accept([item(1), ("s.a", largest), item(3)], NOW)
-    blocks = [kept[2] for kept in peer.endless.places.unpublished() if len(kept) == 3]
+    blocks = [kept[2] for kept in peer.endless.stages.unpublished() if len(kept) == 3]
     assert blocks == [b"NATS/1.0\r\nNats-Msg-Id: run-%d\r\n\r\n" % position for position in (1, 2, 3)]
     with pytest.raises(PayloadTooLarge):
         peer.endless.accept([item(4), ("s.a", largest + b"x"), item(6)], NOW)
-    assert (peer.endless.places.accepted, peer.endless.places.pending) == (4, 4)
+    assert (peer.endless.stages.accepted, peer.endless.stages.pending) == (4, 4)
 
 
 def test_an_id_of_the_callers_own_is_kept() -> None:
     peer = Peer(message_ids=True, id_prefix="run")
     peer.endless.accept([("s.a", b"x", {"Nats-Msg-Id": "mine"}), ("s.a", b"x", {"A": "1"})], NOW)
-    blocks = [kept[2] for kept in peer.endless.places.unpublished() if len(kept) == 3]
+    blocks = [kept[2] for kept in peer.endless.stages.unpublished() if len(kept) == 3]
     assert blocks[0] == b"NATS/1.0\r\nNats-Msg-Id: mine\r\n\r\n"
     assert blocks[1] == b"NATS/1.0\r\nA: 1\r\nNats-Msg-Id: run-2\r\n\r\n"
 
@@ -362,14 +362,14 @@ def sent_again(*numbers: int, **options: Any) -> Peer:
 def test_an_acknowledgement_of_what_was_sent_before_proves_nothing() -> None:
     peer = sent_again(1, 2)
     peer.say(ack(2, 2))
-    assert peer.endless.places.published == 0
-    assert [each[1] for each in peer.endless.places.unpublished()] == [b"m1", b"m2"]
+    assert peer.endless.stages.published == 0
+    assert [each[1] for each in peer.endless.stages.unpublished()] == [b"m1", b"m2"]
 
 
 def test_an_acknowledgement_of_a_single_message_that_was_sent_before_proves_nothing() -> None:
     peer = sent_again(1)
     peer.say(ack(1, 1))
-    assert (peer.endless.places.published, len(peer.endless.places.claimed)) == (0, 1)
+    assert (peer.endless.stages.published, len(peer.endless.stages.claimed)) == (0, 1)
 
 
 def test_what_a_batch_left_over_when_the_session_changed_meanwhile_was_sent_before() -> None:
@@ -379,10 +379,10 @@ def test_what_a_batch_left_over_when_the_session_changed_meanwhile_was_sent_befo
     peer.open()
     peer.reconnect()
     peer.say(gap(2, 4), final(1))
-    assert peer.endless.places.published == 1
+    assert peer.endless.stages.published == 1
     peer.open(msgs=2)
     peer.say(ack(2, 2))
-    assert (peer.endless.places.published, len(peer.endless.places.claimed)) == (1, 2)
+    assert (peer.endless.stages.published, len(peer.endless.stages.claimed)) == (1, 2)
 
 
 def test_something_new_behind_it_proves_what_was_sent_before() -> None:
@@ -393,17 +393,17 @@ def test_something_new_behind_it_proves_what_was_sent_before() -> None:
     peer.accept(3, 4)
     peer.open(msgs=2, now=NOW + 0.05)
     peer.say(ack(2, 2))
-    assert peer.endless.places.published == 0
+    assert peer.endless.stages.published == 0
     peer.say(ack(4, 2))
-    assert peer.endless.places.published == 4
-    assert not peer.endless.places.pending
+    assert peer.endless.stages.published == 4
+    assert not peer.endless.stages.pending
 
 
 def test_what_is_claimed_is_sent_again_before_what_was_sent_after_it() -> None:
     peer = sent_again(1, 2, 3, 4)
     peer.say(ack(2, 2))
     peer.say(error(10208))
-    assert [each[1] for each in peer.endless.places.unpublished()] == [b"m1", b"m2", b"m3", b"m4"]
+    assert [each[1] for each in peer.endless.stages.unpublished()] == [b"m1", b"m2", b"m3", b"m4"]
     assert peer.pump(NOW + 1) == [(1, 0, b"m1")]
     peer.say(ack(0, 4), now=NOW + 1)
     assert peer.pump(NOW + 1)[:3] == [(2, 1, b"m2"), (3, 1, b"m3"), (4, 1, b"m4")]
@@ -426,7 +426,7 @@ def test_an_end_is_sent_when_what_is_claimed_and_what_is_sent_are_all_that_a_flu
 def ask_about_the_last(peer: Peer) -> bytes:
     """End the batch, which holds nothing new; returns the question."""
     peer.say(final(2))
-    assert peer.endless.places.published == 0
+    assert peer.endless.stages.published == 0
     peer.endless.pump(NOW)
     return peer.connection.data_to_send()
 
@@ -440,7 +440,7 @@ def test_where_nothing_new_follows_the_stream_is_asked() -> None:
     assert b".1.2.$FI" in question
     assert peer.endless.batches == 2  # questions are none
     peer.say({"stream": "S", "seq": 7, "duplicate": True, "batch": "me-3", "count": 1}, place=(1, 2))
-    assert peer.endless.places.published == 2
+    assert peer.endless.stages.published == 2
     assert peer.endless.is_idle
 
 
@@ -449,7 +449,7 @@ def test_in_process_is_asked_again_and_what_is_not_there_is_sent_again() -> None
     ask_about_the_last(peer)
     peer.accept(3)
     peer.say(ack(1, 2), error(10158), place=(1, 2))
-    assert peer.endless.places.published == 0
+    assert peer.endless.stages.published == 0
     assert peer.pump() == []  # what follows waits for the answer
     peer.endless.pump(NOW + 1)
     assert b"9223372036854775807" in peer.connection.data_to_send()
@@ -458,14 +458,14 @@ def test_in_process_is_asked_again_and_what_is_not_there_is_sent_again() -> None
     peer.say(ack(0, 3), now=NOW + 1)
     assert peer.pump(NOW + 1)[:2] == [(2, 1, b"m2"), (3, 1, b"m3")]
     peer.say(ack(3, 3))
-    assert peer.endless.places.published == 3
+    assert peer.endless.stages.published == 3
 
 
 def test_a_duplicate_without_a_sequence_proves_nothing() -> None:
     peer = sent_again(1, 2)
     ask_about_the_last(peer)
     peer.say({"stream": "S", "seq": 0, "batch": "me-3", "count": 1}, place=(1, 2))
-    assert peer.endless.places.published == 0
+    assert peer.endless.stages.published == 0
 
 
 def test_a_question_that_is_too_large_is_asked_without_data() -> None:
@@ -505,14 +505,14 @@ def test_a_question_that_is_not_answered_is_what_went_wrong_last() -> None:
 def test_a_refusal_behind_what_is_claimed_waits_for_the_proof() -> None:
     peer = sent_again(1, 2, on_refused=lambda refused: None)
     peer.say(ack(1, 1), err(2), final(1))
-    assert (peer.endless.places.published, peer.endless.news) == (0, [])
+    assert (peer.endless.stages.published, peer.endless.news) == (0, [])
     assert peer.pump(NOW + 1) == [(1, 2, b"m1")]
     peer.say({"stream": "S", "seq": 7, "duplicate": True, "batch": "me-3", "count": 1}, place=(1, 2))
-    assert peer.endless.places.published == 1
+    assert peer.endless.stages.published == 1
     assert peer.pump(NOW + 1) == [(1, 0, b"m2")]
     peer.say(error(10071))
     assert [entry.position for entry in peer.endless.news] == [2]
-    assert peer.endless.places.published == 2
+    assert peer.endless.stages.published == 2
 
 
 def test_what_has_no_id_is_stored_each_time_it_is_acknowledged() -> None:
@@ -522,7 +522,7 @@ def test_what_has_no_id_is_stored_each_time_it_is_acknowledged() -> None:
     peer.say(error(10208))
     peer.open(msgs=1, now=NOW + 0.05)
     peer.say(ack(1, 1))
-    assert peer.endless.places.published == 1
+    assert peer.endless.stages.published == 1
     assert peer.endless.possibly_doubled == 2
 
 
@@ -533,7 +533,7 @@ def test_an_id_of_the_callers_own_needs_a_proof_too() -> None:
     peer.say(error(10208))
     peer.open(msgs=2, now=NOW + 0.05)
     peer.say(ack(2, 2))
-    assert peer.endless.places.published == 1
+    assert peer.endless.stages.published == 1
 
 
 # ---- refusals --------------------------------------------------------------------------------------------------------
@@ -545,7 +545,7 @@ def test_a_refused_message_is_handed_back_and_the_others_go_on() -> None:
     peer.open()
     peer.say(err(2), final(1))
     endless = peer.endless
-    assert endless.places.published == 2
+    assert endless.stages.published == 2
     refused = endless.news[0]
     assert isinstance(refused, Refused)
     assert (refused.position, refused.data, type(refused.error)) == (2, b"m2", WrongLastSequence)
@@ -568,7 +568,7 @@ def test_a_refusal_nobody_wants_to_hear_of_stops_the_publisher() -> None:
     peer.say(err(2), final(1))
     with pytest.raises(WrongLastSequence):
         peer.endless.check()
-    assert peer.endless.places.unpublished() == [item(2), item(3)]
+    assert peer.endless.stages.unpublished() == [item(2), item(3)]
     assert peer.pump(NOW + 10.0) == []
     assert peer.endless.next_deadline() is None
 
@@ -580,7 +580,7 @@ def test_a_stream_that_takes_no_batches_is_not_tried_again() -> None:
     peer.say(error(10205))
     with pytest.raises(BatchPublishDisabled):
         peer.endless.check()
-    assert (peer.endless.places.published, peer.endless.news) == (0, [])
+    assert (peer.endless.stages.published, peer.endless.news) == (0, [])
 
 
 def test_a_server_too_old_for_batches_gets_the_first_message_once_and_nothing_more() -> None:
@@ -590,7 +590,7 @@ def test_a_server_too_old_for_batches_gets_the_first_message_once_and_nothing_mo
     peer.say({"stream": "S", "seq": 8})
     with pytest.raises(FeatureUnavailable, match="fast ingest"):
         peer.endless.check()
-    assert (peer.endless.places.published, len(peer.endless.places.unpublished())) == (1, 2)
+    assert (peer.endless.stages.published, len(peer.endless.stages.unpublished())) == (1, 2)
     assert not peer.endless.pump(1e9)
 
 
@@ -620,7 +620,7 @@ def test_a_publisher_that_never_found_a_stream_soon_says_so_and_keeps_what_it_wa
     assert _nobody_listens(peer, NOW, NOW + 60.0) < NOW + 1.1
     with pytest.raises(JetStreamUnavailable, match=r"s\.a"):
         peer.endless.check()
-    assert peer.endless.places.unpublished() == [item(1), item(2), item(3)]
+    assert peer.endless.stages.unpublished() == [item(1), item(2), item(3)]
     assert peer.endless.possibly_doubled == 0
 
 
@@ -672,7 +672,7 @@ def test_after_an_answer_nobody_listening_is_a_leader_being_elected(answer: dict
     _nobody_listens(peer, NOW + 50.0, NOW + 70.0)
     assert early is None
     assert isinstance(peer.endless.failure, BatchInDoubt)
-    assert "nobody answers on 's.a'" in str(peer.endless.failure)
+    assert "no answer on 's.a'" in str(peer.endless.failure)
 
 
 @pytest.mark.parametrize(("err_code", "may_pass"), [(10185, False), (10208, True)], ids=["too old", "restarted"])
@@ -703,7 +703,7 @@ def test_patience_ends_and_what_is_kept_stays_to_be_read() -> None:
     assert isinstance(peer.endless.failure, BatchInDoubt)
     assert "no answer" in peer.endless.failure.reason
     assert peer.endless.failure.stored == 0
-    assert peer.endless.places.unpublished() == [item(1)]
+    assert peer.endless.stages.unpublished() == [item(1)]
     assert peer.endless.batch is None
     assert (2, 3, b"") in peer.sent(), "the server is told that the batch is over"
 
@@ -744,7 +744,7 @@ def test_a_batch_that_is_open_and_has_nothing_pending_is_not_idle() -> None:
     peer.accept(1)
     peer.open(msgs=1)
     peer.say(ack(1, 1))
-    assert (peer.endless.places.pending, peer.endless.is_idle) == (0, False)
+    assert (peer.endless.stages.pending, peer.endless.is_idle) == (0, False)
 
 
 def test_time_makes_a_batch_ask_and_then_give_up_for_the_next() -> None:
@@ -763,7 +763,7 @@ def test_what_arrived_before_a_session_was_lost_counts() -> None:
     peer.open()
     peer.hear(ack(2, 2))
     peer.endless.on_event(Disconnected("a", "cut", 1, 0, 1), NOW)
-    assert peer.endless.places.published == 2
+    assert peer.endless.stages.published == 2
 
 
 def test_patience_begins_anew_with_everything_that_is_stored_however_long_the_publisher_is_busy() -> None:
@@ -775,7 +775,7 @@ def test_patience_begins_anew_with_everything_that_is_stored_however_long_the_pu
         peer.say(ack(2 * number, 2), now=now)
         peer.accept(6 + 2 * number, 7 + 2 * number, now=now)
         peer.pump(now)
-        assert peer.endless.places.pending >= 5
+        assert peer.endless.stages.pending >= 5
         peer.endless.on_time(now + 5.9)
         assert peer.endless.failure is None
     peer.endless.on_time(NOW + 34.0)
@@ -789,7 +789,7 @@ def test_a_refused_message_is_progress_too() -> None:
     peer.say(err(1), final(0), now=NOW + 6.0)
     peer.pump(NOW + 6.0)
     peer.endless.on_time(NOW + 15.9)
-    assert (peer.endless.places.published, peer.endless.failure) == (1, None)
+    assert (peer.endless.stages.published, peer.endless.failure) == (1, None)
     peer.endless.on_time(NOW + 16.0)
     assert isinstance(peer.endless.failure, BatchInDoubt)
 
@@ -809,7 +809,7 @@ def test_a_closed_connection_is_the_end() -> None:
     peer.connection.close()
     peer.endless.on_event(Closed(None), NOW)
     assert peer.endless.failure is not None
-    assert peer.endless.places.unpublished() == [item(1)]
+    assert peer.endless.stages.unpublished() == [item(1)]
 
 
 @pytest.mark.parametrize(("accepts", "closes", "fails"), [(1, True, True), (0, False, True), (0, True, False)])
@@ -844,7 +844,7 @@ def test_one_who_left_sends_nothing_whatever_the_server_says(opens: bool) -> Non
     inbox = peer.endless.batch.inbox.subscription if peer.endless.batch else None
     peer.endless.abandon(NOW)
     assert [operation for _, operation, _ in peer.sent()] == [3]
-    left = peer.endless.places.unpublished()
+    left = peer.endless.stages.unpublished()
     assert left == [item(number) for number in range(1, 41)]
     assert inbox is not None
     data = json.dumps(ack(20, 10)).encode()
@@ -854,7 +854,7 @@ def test_one_who_left_sends_nothing_whatever_the_server_says(opens: bool) -> Non
         peer.endless.on_time(NOW + later)
         assert peer.pump(NOW + later) == []
         assert peer.endless.next_deadline() is None
-    assert peer.endless.places.unpublished() == left
+    assert peer.endless.stages.unpublished() == left
     with pytest.raises(UsageError, match=r"unpublished\(\) has 40 messages"):
         peer.accept(41)
 
@@ -865,7 +865,7 @@ def test_one_who_leaves_sends_nothing_that_the_server_had_not_wanted() -> None:
     peer.open(msgs=4)  # eight are wanted
     peer.endless.abandon(NOW)
     assert [(sequence, operation) for sequence, operation, _ in peer.sent()] == [(9, 3)]
-    assert len(peer.endless.places.unpublished()) == 30
+    assert len(peer.endless.stages.unpublished()) == 30
 
 
 @pytest.mark.parametrize(
@@ -949,7 +949,7 @@ def test_refused_messages_in_a_row_are_handed_back_without_waiting() -> None:
     for number in range(1, 9):
         assert peer.pump(NOW)[-1][2] == b"m%d" % number
         peer.say(ack(0, 500), error(10071), now=NOW)
-    assert peer.endless.places.published == 8
+    assert peer.endless.stages.published == 8
 
 
 def test_a_batch_that_cannot_open_for_want_of_room_does_not_keep_the_clock_spinning() -> None:
@@ -967,7 +967,7 @@ def test_a_batch_that_cannot_open_for_want_of_room_does_not_keep_the_clock_spinn
     assert deadline > NOW + 0.05
 
 
-@pytest.mark.parametrize("asks", ["wishes.flush", "close"])
+@pytest.mark.parametrize("asks", ["flush_requests.flush", "close"])
 def test_the_end_follows_the_last_message_at_once(asks: str) -> None:
     peer = Peer()
     peer.accept(1, 2, 3)
@@ -1001,7 +1001,7 @@ def test_a_slow_producer_is_not_given_up_while_the_server_owes_it_nothing() -> N
         peer.pump(now)
         peer.endless.on_time(now)
         assert peer.endless.failure is None
-    peer.endless.wishes.flush()
+    peer.endless.flush_requests.flush()
     peer.pump(now)  # from here on it owes the final acknowledgement
     peer.endless.on_time(now + 4.9)
     assert peer.endless.failure is None
@@ -1022,7 +1022,7 @@ def test_a_position_is_waited_for_without_an_end_while_more_is_accepted() -> Non
     peer = Peer()
     peer.accept(1, 2, 3)
     peer.open(msgs=10)
-    peer.endless.wishes.want(3, NOW, linger_s=0.002)
+    peer.endless.flush_requests.request(3, NOW, linger_s=0.002)
     assert peer.endless.next_deadline() == NOW + 0.002
     peer.accept(4, now=NOW + 0.001)
     assert peer.pump(NOW + 0.001) == [(4, 1, b"m4")]
@@ -1031,7 +1031,7 @@ def test_a_position_is_waited_for_without_an_end_while_more_is_accepted() -> Non
     peer.accept(*range(5, 11), now=NOW + 0.003)
     peer.pump(NOW + 0.003)
     peer.say(ack(10, 10), now=NOW + 0.004)
-    assert peer.endless.places.published == 10
+    assert peer.endless.stages.published == 10
     deadline = peer.endless.next_deadline()
     assert deadline is None or deadline > NOW + 1  # nothing is left to linger for
     peer.endless.on_time(NOW + 1)
@@ -1042,19 +1042,19 @@ def test_the_batch_is_ended_when_nothing_was_accepted_for_a_while() -> None:
     peer = Peer()
     peer.accept(1, 2, 3)
     peer.open(msgs=10)
-    peer.endless.wishes.want(3, NOW, linger_s=0.002)
+    peer.endless.flush_requests.request(3, NOW, linger_s=0.002)
     assert peer.pump(NOW + 0.001) == []
     peer.endless.on_time(NOW + 0.002)
     assert peer.pump(NOW + 0.002) == [(4, 3, b"")]
     peer.say(final(3), now=NOW + 0.003)
-    assert peer.endless.places.published == 3
+    assert peer.endless.stages.published == 3
 
 
 def test_the_batch_is_not_ended_while_an_acknowledgement_is_on_its_way() -> None:
     peer = Peer()
     peer.accept(*range(1, 13))
     peer.open(msgs=10)
-    peer.endless.wishes.want(12, NOW, linger_s=0.002)
+    peer.endless.flush_requests.request(12, NOW, linger_s=0.002)
     peer.endless.on_time(NOW + 0.002)
     assert peer.pump(NOW + 0.002) == []  # the one of the tenth has to come first
     assert peer.endless.next_deadline() == pytest.approx(NOW + 0.004)
@@ -1067,14 +1067,14 @@ def test_lingering_goes_on_while_the_batch_is_not_open_or_has_enough_for_an_ackn
     peer = Peer()
     peer.accept(1)
     peer.pump()
-    peer.endless.wishes.want(1, NOW, 0.5)
+    peer.endless.flush_requests.request(1, NOW, 0.5)
     peer.endless.on_time(NOW + 0.6)
     peer.say(ack(0, 10), now=NOW + 0.6)
     assert peer.pump(NOW + 0.6) == []
     peer = Peer()
     peer.accept(1, 2)
     peer.open(msgs=2)
-    peer.endless.wishes.want(2, NOW, 0.5)
+    peer.endless.flush_requests.request(2, NOW, 0.5)
     peer.endless.on_time(NOW + 0.5)
     assert peer.pump(NOW + 0.5) == []
 
@@ -1091,7 +1091,7 @@ def test_without_lingering_the_batch_is_ended_at_once() -> None:
     peer = Peer()
     peer.accept(1, 2, 3)
     peer.open(msgs=10)
-    peer.endless.wishes.want(2, NOW, linger_s=0)
+    peer.endless.flush_requests.request(2, NOW, linger_s=0)
     assert peer.pump() == [(4, 3, b"")]
 
 
@@ -1099,7 +1099,7 @@ def test_a_batch_that_is_not_open_yet_is_not_ended() -> None:
     peer = Peer()
     peer.accept(1)
     peer.pump()
-    peer.endless.wishes.want(1, NOW, linger_s=0.002)
+    peer.endless.flush_requests.request(1, NOW, linger_s=0.002)
     peer.endless.on_time(NOW + 0.002)
     assert peer.pump(NOW + 0.002) == []
     peer.say(ack(0, 10), now=NOW + 0.003)

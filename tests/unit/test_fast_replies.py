@@ -164,7 +164,7 @@ def test_what_is_no_answer_raises(reply: Any) -> None:
 
 
 def test_what_is_no_answer_is_shown_in_part() -> None:
-    with pytest.raises(ProtocolError, match=r"that is none: b'\{\"type\":\"news\"") as caught:
+    with pytest.raises(ProtocolError, match=r"not an answer to a fast batch: b'\{\"type\":\"news\"") as caught:
         read_reply(_said({"type": "news", "text": "x" * 1000}))
     assert len(str(caught.value)) < 200
 

@@ -135,7 +135,7 @@ def _sender(acks: int = 2, **options: Any) -> tuple[Connection, FastSender]:
     connection.receive_data(b"PONG\r\n")
     sender = FastSender(connection, FastBatchOptions(max_outstanding_acks=acks))
     sender._frames.reply_to("_INBOX.me-1", 500, "ok")
-    sender.take_more(True)
+    sender.allow_more(True)
     return connection, sender
 
 
@@ -168,14 +168,14 @@ def test_nothing_is_taken_while_the_batch_is_not_open() -> None:
     assert (new.room, new.due, new.wanted, new.limit) == (0, 0, 0, 0)
     new.change_pace(5)
     assert (new.room, new.due, new.wanted, new.limit) == (0, 0, 0, 0)
-    sender.take_more(False)
+    sender.allow_more(False)
     assert (sender.room, sender.due, sender.wanted, sender.limit) == (0, 0, 0, 0)
 
 
 def test_what_is_kept_goes_on_at_its_pace_when_nothing_more_is_taken() -> None:
     connection, sender = _sender(acks=1)
     sender.add_many([("s", b"x")] * 2, 1.0)
-    sender.take_more(False)
+    sender.allow_more(False)
     assert (sender.limit, sender.wanted, sender.sent) == (0, 1, 1)
     sender.send_all(1.0)
     assert (_sent(connection), sender.sent, sender.wanted) == ([1, 2], 2, 0)
@@ -207,7 +207,7 @@ def test_what_is_kept_and_dropped_takes_no_room_any_more() -> None:
     sender.drop_kept()
     assert (sender.room, sender._early_bytes) == (0, 0)
     sender.begin_again()
-    sender.take_more(True)
+    sender.allow_more(True)
     assert sender.room > 0
 
 
@@ -229,7 +229,7 @@ def _full() -> tuple[Connection, FastSender]:
     """The first message is sent, and there is no room for another."""
     connection, sender = _sender(send_buffer_bytes=10)
     sender.start(("s", b"x"), "_INBOX.me-1", 1.0, is_only=False)
-    sender.take_more(True)
+    sender.allow_more(True)
     sender.change_pace(100)
     return connection, sender
 

@@ -43,11 +43,11 @@ def test_tls_is_awaited_when_either_side_wants_it_and_it_is_not_on(
 
 
 def test_who_wants_tls_believes_nobody_before_it_is_on() -> None:
-    assert not Handshake().may_be_anybody
+    assert not Handshake().may_be_forged
     handshake = Handshake(wants_tls=True)
-    assert handshake.may_be_anybody
+    assert handshake.may_be_forged
     handshake.secured()
-    assert not handshake.may_be_anybody
+    assert not handshake.may_be_forged
 
 
 def test_no_secret_is_written_before_tls_is_on() -> None:
@@ -84,9 +84,9 @@ def test_plain_text_is_found_only_where_tls_must_begin() -> None:
     handshake = Handshake(wants_tls=True)
     handshake.receive_data(b"INFO {}\r\n")
     assert handshake.next_frame() == Info({})
-    assert handshake.take_plain_text() == b""
+    assert handshake.early_plain_text() == b""
     handshake.receive_data(b"PONG\r\n")
-    assert handshake.take_plain_text() == b"PONG\r\n"
+    assert handshake.early_plain_text() == b"PONG\r\n"
     plain = Handshake()
     plain.receive_data(b"PONG\r\n")
-    assert plain.take_plain_text() == b""
+    assert plain.early_plain_text() == b""

@@ -48,7 +48,7 @@ OFF_CLUSTERED = ServerInfo(name="off", cluster="C")
 )
 def test_silence_has_the_reason_that_what_is_known_leaves(subject: str, info: ServerInfo | None, said: str) -> None:
     error = unavailable(subject, info)
-    assert str(error).startswith(f"nobody answers on {subject!r}: {said}")
+    assert str(error).startswith(f"no answer on {subject!r}: {said}")
     assert str(pickle.loads(pickle.dumps(error))) == str(error)
 
 

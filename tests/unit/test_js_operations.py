@@ -999,7 +999,7 @@ def test_every_operation_is_in_the_table() -> None:
     public = {name for name in vars(Api) if not name.startswith("_")}
     public -= {"prefix", "connection", "known", "facts", "require"}
     # It raises nothing: what the server says of a stream is noted in the deadline of a publish.
-    public -= {"look_for_stream"}
+    public -= {"find_streams_of"}
     assert public <= OPERATIONS.keys()
 
 

@@ -317,7 +317,7 @@ def test_a_stream_of_the_same_name_is_told_from_the_one_that_was_read() -> None:
     opened(reader, stream(1, 9), consumer(9))
     accept(reader, delivered(9, 1))
     with pytest.raises(
-        StreamRecreated, match=r"'S' was deleted and created anew.*the last sequence read is 9: read"
+        StreamRecreated, match=r"'S' was deleted and re-created.*the last sequence read is 9: read"
     ) as e:
         opened(reader, consumer(), stream(2, 60))
     assert e.value.stream == "S"
@@ -332,7 +332,7 @@ def test_a_stream_that_ends_before_our_place_is_an_error_only_if_it_stays_so() -
     accept(reader, delivered(9, 1))
     verdicts = []
     for _ in range(7):
-        with pytest.raises(StreamWentBack, match="sequence 10 is wanted and the stream's next one is 4") as caught:
+        with pytest.raises(StreamWentBack, match="sequence 10 is needed and the stream's next one is 4") as caught:
             opened(reader, consumer(), stream(1, 3))
         verdicts.append(reader.may_pass(caught.value))
     assert verdicts == [True] * 6 + [False]

@@ -31,8 +31,8 @@ def test_what_was_accepted_before_is_sent_and_confirmed_and_what_comes_later_wai
     session = Session()
     session.leaving.begin()
     session.outbox.publish("s", b"3")
-    assert session.outbox._take() == b"PUB s 1\r\n1\r\nPUB s 1\r\n2\r\nPING\r\n"
-    assert session.outbox._take() == b""
+    assert session.outbox._hand_over() == b"PUB s 1\r\n1\r\nPUB s 1\r\n2\r\nPING\r\n"
+    assert session.outbox._hand_over() == b""
     session.pong()
     assert session.pings.confirmed == 2
     assert session.outbox.buffered_messages == 1
@@ -53,13 +53,13 @@ def test_then_the_subscriptions_end_and_with_the_last_answer_the_session() -> No
     for sid in (4, 7):
         session.subscriptions.add(SubscriptionState(sid, "s", "", max_pending_messages=1, max_pending_bytes=1))
     session.leaving.begin()
-    session.outbox._take()
+    session.outbox._hand_over()
     session.pong()
     session.leaving.on_time(100.0)
     session.leaving.on_time(100.0 + LINGER_S / 2)
-    assert session.outbox._take() == b""
+    assert session.outbox._hand_over() == b""
     session.leaving.on_time(100.0 + LINGER_S)
-    assert session.outbox._take() == b"UNSUB 4\r\nUNSUB 7\r\nPING\r\n"
+    assert session.outbox._hand_over() == b"UNSUB 4\r\nUNSUB 7\r\nPING\r\n"
     assert session.leaving.next_deadline() is None
     with pytest.raises(ConnectionLost, match="has confirmed all it got"):
         session.pong()

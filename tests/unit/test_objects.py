@@ -115,7 +115,7 @@ def test_a_put_gives_up_after_its_time_out() -> None:
 
 def test_whatever_says_that_nothing_was_acknowledged_names_the_put() -> None:
     progress = Progress("files", "a", 3.0)
-    assert progress.settle_s(5.0) == 5.0
+    assert progress.in_flight_wait_s(5.0) == 5.0
     with pytest.raises(ServerError, match="full"), progress.awaited():
         raise ServerError(503, 10047, "full")
     assert not progress.is_missed
@@ -124,7 +124,7 @@ def test_whatever_says_that_nothing_was_acknowledged_names_the_put() -> None:
         with pytest.raises(RequestTimeout, match=expected) as caught, progress.awaited():
             raise error
         assert caught.value.__cause__ is error
-    assert progress.settle_s(5.0) == 0.0  # one who did not answer is not waited for much longer
+    assert progress.in_flight_wait_s(5.0) == 0.0  # one who did not answer is not waited for much longer
 
 
 def test_cleaning_up_takes_what_settling_left_and_never_much_longer() -> None:

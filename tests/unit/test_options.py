@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import jetspark
-from jetspark.app.connecting import ConnectArguments
+from jetspark.app.client import ConnectArguments
 from jetspark.core.options import ConnectKeywords, ConnectOptions, TLSConfig
 from jetspark.errors import ConfigError
 from jetspark.publish.fast_options import (

@@ -41,7 +41,7 @@ def test_every_way_to_publish_counts_and_keeps_the_message(way: str) -> None:
     for number in (1, 2):
         WAYS[way](box)
         assert (box.published, box.buffered_messages, box.out_bytes) == (number, number, number * len(FRAME))
-    assert box._take() == 2 * FRAME
+    assert box._hand_over() == 2 * FRAME
     assert (box.published, box.buffered_messages, box.out_bytes) == (2, 0, 0)
 
 
@@ -53,7 +53,7 @@ def test_every_way_to_publish_is_bounded_to_the_byte(way: str) -> None:
     with pytest.raises(BufferFull):
         WAYS[way](box)
     assert (box.published, box.out_bytes) == (2, 2 * len(FRAME))
-    assert box._take() == 2 * FRAME
+    assert box._hand_over() == 2 * FRAME
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -62,7 +62,7 @@ def test_every_way_to_publish_lets_a_message_larger_than_the_buffer_through_an_e
     WAYS[way](box)
     with pytest.raises(BufferFull):
         WAYS[way](box)
-    assert box._take() == FRAME
+    assert box._hand_over() == FRAME
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -96,9 +96,9 @@ def test_a_payload_may_be_as_large_as_the_server_says() -> None:
 
 
 def check_that_the_whole_room_is_free(box: Outbox) -> None:
-    box._say(bytes(ROOM))
+    box._send_command(bytes(ROOM))
     box._check_control_room()
-    box._say(b"+")
+    box._send_command(b"+")
     with pytest.raises(BufferFull) as failure:
         box._check_control_room()
     assert (failure.value.buffered_bytes, failure.value.limit_bytes) == (ROOM + 1, ROOM)
@@ -107,12 +107,12 @@ def check_that_the_whole_room_is_free(box: Outbox) -> None:
 def test_commands_are_bounded_to_the_byte_until_they_are_taken_or_their_session_ends() -> None:
     box = new()
     check_that_the_whole_room_is_free(box)
-    box._take()
+    box._hand_over()
     check_that_the_whole_room_is_free(box)
     box._keep_messages()
     check_that_the_whole_room_is_free(box)
     box.hold_back()
-    box._take()  # the last words
+    box._hand_over()  # the last words
     box._keep_messages()
     check_that_the_whole_room_is_free(box)
 
@@ -122,18 +122,18 @@ def test_answers_to_pings_have_their_room_again_once_the_last_words_are_taken() 
     box.hold_back()
     for _ in range(2):
         for _ in range(ROOM // len(PONG)):
-            box._say(PONG)
+            box._send_command(PONG)
         box._check_control_room()
-        assert len(box._take()) == ROOM - ROOM % len(PONG)
+        assert len(box._hand_over()) == ROOM - ROOM % len(PONG)
         assert box._control_bytes == 0
 
 
 def test_what_begins_a_session_is_counted_and_comes_first() -> None:
     box = new()
     box.publish("a", b"abc")
-    box._say_first([b"SUB a 1\r\n", b"SUB b 2\r\n"])
+    box._send_first([b"SUB a 1\r\n", b"SUB b 2\r\n"])
     assert box.out_bytes == len(b"SUB a 1\r\nSUB b 2\r\n" + FRAME)
-    assert box._take() == b"SUB a 1\r\nSUB b 2\r\n" + FRAME
+    assert box._hand_over() == b"SUB a 1\r\nSUB b 2\r\n" + FRAME
 
 
 # ---- leaving a session -----------------------------------------------------------------------------------------------
@@ -156,7 +156,7 @@ def test_a_session_is_being_left_from_the_first_of_its_last_words_to_its_end() -
 def test_what_a_server_has_no_room_for_is_named_by_its_number_among_all_messages(is_leaving: bool) -> None:
     box = new()
     box.publish("sent", b"")
-    box._take()
+    box._hand_over()
     box.publish("waits", b"")
     if is_leaving:
         box.hold_back()  # what waits is for the session that we are leaving
@@ -165,7 +165,7 @@ def test_what_a_server_has_no_room_for_is_named_by_its_number_among_all_messages
     [(number, message)] = box._allow_payload(10)
     assert (number, message.subject) == (4, b"large")
     box._keep_messages()
-    assert box._take() == b"PUB waits 0\r\n\r\nPUB fits 10\r\n%b\r\n" % bytes(10)
+    assert box._hand_over() == b"PUB waits 0\r\n\r\nPUB fits 10\r\n%b\r\n" % bytes(10)
     with pytest.raises(PayloadTooLarge):
         box.publish("large", bytes(11))
 
@@ -175,5 +175,5 @@ def test_as_much_room_as_before_or_more_drops_nothing() -> None:
     box.publish_raw(b"a", b"an answer of ours is not measured")
     assert box._allow_payload(5) == []
     assert box._allow_payload(6) == []
-    assert box._take() == b"PUB a 33\r\nan answer of ours is not measured\r\n"
+    assert box._hand_over() == b"PUB a 33\r\nan answer of ours is not measured\r\n"
     box.publish("a", b"123456")

@@ -388,10 +388,10 @@ def test_a_request_that_older_ones_became_a_part_of_is_struck_with_all_of_them(m
     ]
     owed, owed_bytes = machine.owed, machine.owed_bytes
     assert (machine.outstanding, owed_bytes) == (pull.MAX_REQUESTS, len(asks) * (max_bytes or 0))
-    machine.take_back(asks[3])
+    machine.withdraw(asks[3])
     assert machine.owed == owed - (10 + 11 + 12 + 13)
     assert machine.owed_bytes == owed_bytes - 4 * (max_bytes or 0)
-    machine.take_back(asks[4])  # one that none became a part of
+    machine.withdraw(asks[4])  # one that none became a part of
     assert machine.owed == owed - (10 + 11 + 12 + 13 + 14)
     assert machine.owed_bytes == owed_bytes - 5 * (max_bytes or 0)
 
@@ -403,7 +403,7 @@ def test_a_request_without_a_bound_of_bytes_leaves_none_to_the_next() -> None:
         machine.ask(flow, 1, now=0.0, expires_s=30.0, max_bytes=1000 if number else None, is_whole=False)
         for number in range(pull.MAX_REQUESTS + 1)
     ]
-    machine.take_back(asks[1])
+    machine.withdraw(asks[1])
     assert (machine.owed, machine.owed_bytes) == (pull.MAX_REQUESTS - 1, 1000 * (pull.MAX_REQUESTS - 1))
 
 
@@ -883,7 +883,7 @@ def test_what_is_neither_message_nor_status_changes_nothing(caplog: pytest.LogCa
     ask = asked(fetch(machine, 1).step(0.0, 1))
     machine.absorb([AckableMessage(ask.reply, b"?", None, None, None)], 0.1)
     assert (machine.owed, len(machine.buffer)) == (1, 0)
-    assert "neither message nor status" in caplog.text
+    assert "ignored a message without a reply subject or a status" in caplog.text
 
 
 # ---- sessions ------------------------------------------------------------------------------------------------------
@@ -933,7 +933,7 @@ def test_nothing_is_asked_while_there_is_no_session() -> None:
 
 def test_a_request_that_was_not_published_is_taken_back() -> None:
     machine = puller()
-    machine.take_back(asked(fetch(machine, 7).step(0.0, 1)))
+    machine.withdraw(asked(fetch(machine, 7).step(0.0, 1)))
     assert (machine.owed, machine.outstanding) == (0, 0)
 
 

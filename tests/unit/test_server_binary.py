@@ -33,7 +33,7 @@ def bare_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
     monkeypatch.setattr(binary, "_wheel_candidates", lambda: [])
     binary._version_output.cache_clear()
-    binary._tell_once.cache_clear()
+    binary._warn_once.cache_clear()
 
 
 def test_the_variable_wins_over_path_and_wheel(fake_server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:

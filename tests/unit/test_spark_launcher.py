@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from jetspark.spark import logs
-from jetspark.spark.launcher import started_by_launcher
+from jetspark.spark import startup_files
+from jetspark.spark.startup_files import started_by_launcher
 
 pytest.importorskip("pyspark")
 
@@ -24,7 +24,7 @@ def _tidy(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_workers_run_this_python_with_everything_on_its_path_but_the_zip_file_of_spark() -> None:
     with started_by_launcher():
         launcher = os.environ["PYSPARK_PYTHON"]
-        assert launcher == str(logs.logging_file().with_name("python"))
+        assert launcher == str(startup_files.logging_file().with_name("python"))
         given = [
             "/a b/pyspark/python/lib/pyspark.zip",
             "/a b/pyspark/python/lib/py4j-src.zip",

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jetspark.errors import ConfigError, DataLoss, StreamRecreated, StreamWentBack
-from jetspark.spark.following import check_loss
 from jetspark.spark.offsets import (
     Limits,
     Offset,
@@ -24,6 +23,7 @@ from jetspark.spark.offsets import (
     plan,
     position_of,
 )
+from jetspark.spark.stream_follower import check_loss
 from jetspark.state.scan import Head, Range
 
 CREATED = "2026-03-20T10:14:30.000001Z"
@@ -86,11 +86,14 @@ def test_a_start_from_earliest_is_promised_when_a_batch_has_begun_with_it() -> N
 
 
 def test_a_place_that_is_kept_without_its_batch_is_as_promised_as_before() -> None:
-    assert StreamPosition(CREATED, 12, 5).settled() == StreamPosition(CREATED, 12)
-    assert StreamPosition(CREATED, 12, 5, is_earliest=True).settled() == StreamPosition(CREATED, 12)
-    assert StreamPosition(CREATED, 12, is_earliest=True).settled() == StreamPosition(CREATED, 12, is_earliest=True)
+    assert StreamPosition(CREATED, 12, 5).at_rest() == StreamPosition(CREATED, 12)
+    assert StreamPosition(CREATED, 12, 5, is_earliest=True).at_rest() == StreamPosition(CREATED, 12)
+    assert StreamPosition(CREATED, 12, is_earliest=True).at_rest() == StreamPosition(CREATED, 12, is_earliest=True)
     assert (
-        plan(at(A=12), Offset({"A": StreamPosition(CREATED, 12, 5).settled(), "B": StreamPosition(CREATED, 9, 9)}, 4))
+        plan(
+            at(A=12),
+            Offset({"A": StreamPosition(CREATED, 12, 5).at_rest(), "B": StreamPosition(CREATED, 9, 9)}, 4),
+        )
         == []
     )
 
@@ -342,12 +345,12 @@ def test_a_plan_over_two_streams_of_one_name_is_refused() -> None:
 
 
 def test_a_recreated_stream_is_noticed() -> None:
-    with pytest.raises(StreamRecreated, match=r"'A' was deleted and created anew.*new checkpoint"):
+    with pytest.raises(StreamRecreated, match=r"'A' was deleted and re-created.*new checkpoint"):
         check_unchanged(at(A=5), [head("A", 100, created="2026-04-01T00:00:00Z")])
 
 
 def test_a_stream_that_went_back_is_noticed() -> None:
-    with pytest.raises(StreamWentBack, match="sequence 50 is wanted and the stream's next one is 7"):
+    with pytest.raises(StreamWentBack, match="sequence 50 is needed and the stream's next one is 7"):
         check_unchanged(at(A=50), [head("A", 7)])
 
 
@@ -367,8 +370,8 @@ def test_data_loss_names_stream_sequences_and_the_option() -> None:
     with pytest.raises(DataLoss) as caught:
         check_loss(at(A=5), [head("A", 200, first=101)], is_allowed=False)
     assert str(caught.value) == (
-        "stream 'A': sequence 5 is wanted and the first there is is 101, so 96 sequences are gone (limits, a "
-        "purge, or deletes); set failOnDataLoss=false to go on with what is left"
+        "stream 'A': sequence 5 is needed and the first stored one is 101, so 96 sequences are gone (limits, a "
+        "purge, or deletes); set failOnDataLoss=false to continue with the remaining messages"
     )
 
 

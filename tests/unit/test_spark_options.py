@@ -78,7 +78,7 @@ def test_the_api_may_be_elsewhere(name: str) -> None:
 
 
 def test_the_remedy_for_a_loss_is_an_option_of_the_source() -> None:
-    found = re.fullmatch(r"set (\w+)=(\w+) to go on with what is left", LOSS_REMEDY)
+    found = re.fullmatch(r"set (\w+)=(\w+) to continue with the remaining messages", LOSS_REMEDY)
     assert found is not None
     assert not read_options(SourceOptions, "jetspark", {"stream": "S", found[1]: found[2]}).fail_on_data_loss
 
@@ -126,7 +126,7 @@ def test_files_of_tls_are_used_as_they_are_given(given: dict[str, str], tls: TLS
         ({"password": "p"}, "together with password"),
         ({"user": "me", "password": "p", "passwordEnv": "P"}, "password and passwordEnv"),
         ({"user": "me", "password": "p", "token": "t"}, "one way to authenticate"),
-        ({"tlsCertFile": "c"}, "both or none"),
+        ({"tlsCertFile": "c"}, "both, or neither"),
         ({"domain": "d", "prefix": "p"}, "one of the two"),
     ],
 )

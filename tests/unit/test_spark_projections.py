@@ -15,12 +15,12 @@ from support import projected
 from jetspark.app import App
 from jetspark.app.projections.positions import FoldPosition
 from jetspark.errors import ConfigError, UsageError
-from jetspark.spark.engine.covering import Covered, advance, check_reach, merge
+from jetspark.spark.engine.app_files import AppLocation, load_app, load_same_app, locate_app, outline_of
+from jetspark.spark.engine.coverage import Covered, advance, check_reach, merge
 from jetspark.spark.engine.projection_options import FORMAT, ProjectionOptions
 from jetspark.spark.engine.projections import _names
-from jetspark.spark.engine.replaying import source_filters
+from jetspark.spark.engine.replay_engine import source_filters
 from jetspark.spark.engine.rows import Readings
-from jetspark.spark.engine.shipping import AppPlace, load_app, load_same_app, outline_of, place_app
 from jetspark.spark.options import read_options
 
 AT_100 = FoldPosition("BANK", "then", 100)
@@ -82,15 +82,15 @@ def test_every_version_that_can_be_read_is_read_by_its_number_as_the_newest_clas
 
 
 def test_an_application_is_found_in_its_module_and_loaded_from_there() -> None:
-    place = place_app(projected.app)
-    assert place == AppPlace("support.projected:app", str(Path(__file__).parents[1]))
-    assert place_app("support.projected:app") == place
+    place = locate_app(projected.app)
+    assert place == AppLocation("support.projected:app", str(Path(__file__).parents[1]))
+    assert locate_app("support.projected:app") == place
     assert load_app(*place) is projected.app
 
 
 def test_an_application_that_nobody_can_import_is_refused() -> None:
     with pytest.raises(ConfigError, match="a global name of a module"):
-        place_app(App("hidden", stream="HIDDEN"))
+        locate_app(App("hidden", stream="HIDDEN"))
     with pytest.raises(ConfigError, match=r"has no application of the name 'Totals'"):
         load_app("support.projected:Totals")
     with pytest.raises(ConfigError, match=r"install it where workers run, or ship it with spark.addArtifact"):
@@ -102,8 +102,8 @@ def test_a_program_that_runs_is_imported_by_the_name_of_its_file(tmp_path: Path)
         "from jetspark.app import App\n"
         "app = App('shop', stream='SHOP')\n"
         "if __name__ == '__main__':\n"
-        "    from jetspark.spark.engine.shipping import place_app\n"
-        "    print(*place_app(app), sep='\\n')\n"
+        "    from jetspark.spark.engine.app_files import locate_app\n"
+        "    print(*locate_app(app), sep='\\n')\n"
     )
     shown = subprocess.run([sys.executable, "shop.py"], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
     assert shown.splitlines() == ["shop:app", str(tmp_path.resolve())]
@@ -140,7 +140,7 @@ def test_other_code_on_a_worker_than_on_the_driver_is_noticed() -> None:
 def test_the_outline_is_the_same_in_another_process_whatever_was_published() -> None:
     folder = Path(__file__).parents[2] / "examples"
     program = (
-        "from jetspark.spark.engine.shipping import load_app, outline_of\n"
+        "from jetspark.spark.engine.app_files import load_app, outline_of\n"
         f"app = load_app('orders.app:app', {str(folder)!r})\n"
         "print(outline_of(app, list(app.projections)))\n"
     )

@@ -9,7 +9,7 @@ from jetspark.errors import ProtocolError
 
 pytest.importorskip("pyspark")
 
-from jetspark.spark.reply_subjects import places
+from jetspark.spark.reply_subjects import stream_offsets
 from jetspark.state.deliveries import delivery
 
 SHORT = "$JS.ACK.S.c.1.{0}.3.1774001670123456789.4"
@@ -29,7 +29,7 @@ def test_a_place_is_what_the_metadata_say(reply: str) -> None:
     metadata = message(reply).metadata
     assert found[:2] == (metadata.stream_sequence, metadata.consumer_sequence)
     assert found.pending == metadata.pending
-    many = places([message(reply, sequence) for sequence in range(7, 30_007)])
+    many = stream_offsets([message(reply, sequence) for sequence in range(7, 30_007)])
     assert many.sequences.to_pylist() == list(range(7, 30_007))
     assert set(many.times_us.to_pylist()) == {1774001670123456}
 
@@ -42,11 +42,11 @@ def test_a_message_that_does_not_say_its_place_is_an_error(reply: str | None) ->
         delivery(message(reply))
     for messages in ([message(reply)], [message(SHORT), message(reply)]):
         with pytest.raises(ProtocolError, match="reply subject"):
-            places(messages)
+            stream_offsets(messages)
 
 
 def test_a_place_that_is_no_number_is_an_error() -> None:
     with pytest.raises(ProtocolError, match="reply subject"):
         delivery(message(SHORT.replace("{0}", "x")))
     with pytest.raises(ProtocolError, match="reply subject"):
-        places([message(SHORT.replace("{0}", ""))])
+        stream_offsets([message(SHORT.replace("{0}", ""))])

@@ -18,11 +18,11 @@ from jetspark.errors import (
     RequestTimeout,
     ServerError,
 )
-from jetspark.spark import retrying
+from jetspark.spark import connections
+from jetspark.spark.connections import FIRST_CONTACT_S, patiently
 from jetspark.spark.options import Connecting
-from jetspark.spark.retrying import FIRST_CONTACT_S, patiently
 from jetspark.spark.stream import sink
-from jetspark.spark.stream.sink import PartWritten, SinkOptions, TaskPlace
+from jetspark.spark.stream.sink import PartWritten, SinkOptions, TaskId
 
 OPTIONS = Connecting(servers=("nats://a",))
 
@@ -32,8 +32,8 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.connections = 0.0, 0
-        monkeypatch.setattr(retrying, "time", self)
-        monkeypatch.setattr(retrying, "jetstream_for", self._connect)
+        monkeypatch.setattr(connections, "time", self)
+        monkeypatch.setattr(connections, "jetstream_for", self._connect)
 
     def monotonic(self) -> float:
         return self.now
@@ -137,8 +137,8 @@ def test_a_sink_notes_its_batch_over_another_connection_when_one_was_closed(
         clock.connections += 1
         return _Context(clock.connections, stored)
 
-    monkeypatch.setattr(retrying, "jetstream_for", connect)
+    monkeypatch.setattr(connections, "jetstream_for", connect)
     monkeypatch.setattr(sink, "jetstream_for", connect, raising=False)
     options = SinkOptions(servers=("nats://a",), subject="s")
-    sink._commit(options, [PartWritten(TaskPlace("query", 3, 0), 5)])
+    sink._commit(options, [PartWritten(TaskId("query", 3, 0), 5)])
     assert list(stored) == ["query.committed"]

@@ -22,8 +22,8 @@ from jetspark.jetstream.config import StreamConfig
 from jetspark.jetstream.info import StreamInfo, StreamState
 from jetspark.spark.options import describe, read_options
 from jetspark.spark.stream.ledger import Committed
-from jetspark.spark.stream.sink import SinkOptions, Target, TaskPlace, Unnamed, batch_writer, stream_writer
-from jetspark.spark.stream.writing import Encoder, Layout, Rows, added_up
+from jetspark.spark.stream.sink import SinkOptions, Target, TaskId, Unnamed, batch_writer, stream_writer
+from jetspark.spark.stream.writing import Destination, Encoder, Layout, Rows, added_up
 
 PAGE = Path(__file__).parents[2] / "docs" / "spark-sink.md"
 
@@ -56,7 +56,8 @@ def layout(text: str, subject: str | None = None, msg_id_column: str | None = No
 
 def encoder(given: Layout, *, stores: str = "a.", **options: Any) -> Encoder:
     settings: dict[str, Any] = {"partition": 3, "id_prefix": "q:7:3:", "stream": "S", "max_bytes": 1000} | options
-    return Encoder(given, is_stored=lambda subject: subject.startswith(stores), **settings)
+    own = {name: settings.pop(name) for name in ("partition", "id_prefix", "with_digest") if name in settings}
+    return Encoder(given, Destination(is_stored=lambda subject: subject.startswith(stores), **settings), **own)
 
 
 def blocks_of(rows: Rows) -> list[bytes]:
@@ -142,7 +143,7 @@ def test_rows_that_differ_in_anything_never_share_an_id(changed: str) -> None:
 def digest(rows: dict[str, Any], *parts: tuple[int, int]) -> int:
     kinds = layout("data string,subject string,headers map,ttl int,key string", msg_id_column="key")
     batch = pa.record_batch(rows)
-    encoders = [encoder(kinds, adds_up=True) for _ in parts]
+    encoders = [encoder(kinds, with_digest=True) for _ in parts]
     for each, (start, length) in zip(encoders, parts, strict=True):
         each.encode(batch.slice(start, length))
     return added_up(each.digest for each in encoders)
@@ -248,7 +249,7 @@ def test_instructions_to_the_server_among_the_headers_are_left_out() -> None:
 
 
 def test_a_named_stream_is_expected_of_the_server() -> None:
-    rows = encoder(layout("data string", subject="a.b"), expect_stream=True).encode(pa.record_batch({"data": ["1"]}))
+    rows = encoder(layout("data string", subject="a.b"), is_expected=True).encode(pa.record_batch({"data": ["1"]}))
     assert decode(blocks_of(rows)[0])["Nats-Expected-Stream"] == "S"
 
 
@@ -258,7 +259,7 @@ def test_without_ids_a_message_has_headers_only_if_there_is_something_to_say() -
     assert list(plain.items()) == [("a.b", b"1")]
     named = encoder(layout("data string,headers map", subject="a.b"), id_prefix=None).encode(batch)
     assert [list(decode(block)) for block in named.blocks or ()] == [["A"]]
-    expected = encoder(layout("data string", subject="a.b"), id_prefix=None, expect_stream=True).encode(batch)
+    expected = encoder(layout("data string", subject="a.b"), id_prefix=None, is_expected=True).encode(batch)
     assert [list(decode(block)) for block in expected.blocks or ()] == [["Nats-Expected-Stream"]]
     own = encoder(layout("data string,key string", subject="a.b", msg_id_column="key"), id_prefix=None).encode(batch)
     assert [decode(block)["Nats-Msg-Id"] for block in own.blocks or ()] == ["k"]
@@ -358,7 +359,7 @@ def test_writers_are_pickled_and_each_batch_write_has_a_name_of_its_own() -> Non
 
 
 def test_a_write_within_foreach_batch_is_repeated_by_another_run_and_not_by_its_own() -> None:
-    mine, place = Unnamed("run 2", "write 5"), TaskPlace("q", 7, 0)
+    mine, place = Unnamed("run 2", "write 5"), TaskId("q", 7, 0)
     for committed in (None, Committed(6, 9, {}, "run 2", "write 4"), Committed(7, 9, {}, "run 1", "write 1")):
         mine.check_is_alone(committed, place)
     mine.check_is_alone(Committed(7, 9, {}, *mine), place)  # another attempt at a task

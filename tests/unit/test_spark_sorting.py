@@ -7,8 +7,8 @@ import random
 import pyarrow as pa
 import pytest
 
-from jetspark.spark.engine import sorting
-from jetspark.spark.engine.sorting import SequenceSort
+from jetspark.spark.engine import sequence_sort
+from jetspark.spark.engine.sequence_sort import SequenceSort
 
 COLUMNS = ("key", "sequence", "event")
 
@@ -30,7 +30,7 @@ def batches(sequences: list[int], size: int) -> list[pa.RecordBatch]:
 @pytest.mark.parametrize("held", [1, 100, 1_000, 100_000])
 @pytest.mark.parametrize("size", [1, 50, 5_000])
 def test_rows_come_sorted_however_many_are_held(held: int, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sorting, "PIECE_ROWS", 50)
+    monkeypatch.setattr(sequence_sort, "PIECE_ROWS", 50)
     chance = random.Random(held * size)
     count = 200 if size == 1 else 2_000
     sequences = [chance.randrange(count) for _ in range(count)]  # some more than once
@@ -46,7 +46,7 @@ def test_rows_come_sorted_however_many_are_held(held: int, size: int, monkeypatc
 
 def test_as_few_rows_are_in_memory_as_was_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many rows there are, and however many files: what a sort has at hand stays within twice its bound."""
-    monkeypatch.setattr(sorting, "PIECE_ROWS", 1_000)
+    monkeypatch.setattr(sequence_sort, "PIECE_ROWS", 1_000)
     before, most = pa.total_allocated_bytes(), 0
     with SequenceSort(max_rows=1 << 40, max_bytes=1 << 20, columns=COLUMNS) as rows:
         for start in range(0, 400_000, 2_000):

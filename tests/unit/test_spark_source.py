@@ -15,13 +15,13 @@ from pyspark.sql.types import IntegerType, LongType, StringType, StructField, St
 
 from jetspark.core.message import CoreMessage
 from jetspark.errors import ConfigError
-from jetspark.spark.following import Follower
 from jetspark.spark.kv import reading as kv
 from jetspark.spark.offsets import Limits, Offset, Sizes, StreamPosition
 from jetspark.spark.options import describe, read_options
 from jetspark.spark.schema import SCHEMA, Columns, check_schema
 from jetspark.spark.stream.source import RangePartition, batch_reader, stream_reader
 from jetspark.spark.stream.source_options import Bound, SourceOptions, bound, moment
+from jetspark.spark.stream_follower import Follower
 from jetspark.state.scan import Head, Range
 
 UTC = datetime.UTC
@@ -267,7 +267,7 @@ def test_a_source_that_does_not_say_where_it_reads_cannot_be_made() -> None:
         def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
             return iter(())
 
-    with pytest.raises(TypeError, match=r"_look.*_starts_of.*_without"):
+    with pytest.raises(TypeError, match=r"_find_heads.*_starts_of.*_without"):
         Incomplete(  # type: ignore[abstract]
             options(),
             filters=(),

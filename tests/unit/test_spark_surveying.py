@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jetspark.spark.offsets import Limits, Offset, Sizes, StreamPosition, admit, plan
-from jetspark.spark.surveying import MAX_LOOKS, Survey
+from jetspark.spark.survey import MAX_LOOKS, Survey
 from jetspark.state.scan import Head
 
 CREATED = "2026-03-20T10:14:30.000001Z"

@@ -6,7 +6,7 @@ import pytest
 
 from jetspark.core.message import CoreMessage
 from jetspark.errors import ProtocolError
-from jetspark.state.deliveries import MessagePlace, count_up_to, delivery, sequences_of, token_shift
+from jetspark.state.deliveries import StreamOffset, count_up_to, delivery, sequences_of, token_shift
 
 SHORT = "$JS.ACK.S.c.1.22.333.4444.5"
 LONG = "$JS.ACK.domain.account.S.c.1.22.333.4444.5"
@@ -18,7 +18,7 @@ def message(reply: str | None) -> CoreMessage:
 
 @pytest.mark.parametrize("reply", [SHORT, LONG, LONG + ".token", LONG + ".token.of.later.servers"])
 def test_the_place_of_a_message_is_read_from_each_form_of_the_reply_subject(reply: str) -> None:
-    assert delivery(message(reply)) == MessagePlace(sequence=22, consumer_sequence=333, time_ns=4444, pending=5)
+    assert delivery(message(reply)) == StreamOffset(sequence=22, consumer_sequence=333, time_ns=4444, pending=5)
 
 
 @pytest.mark.parametrize(

@@ -237,7 +237,7 @@ def test_an_answer_may_be_that_there_is_nothing_or_nobody() -> None:
 
 
 def test_an_answer_counts_only_if_it_is_up_to_what_is_wanted() -> None:
-    lookup = Lookup("$JS.API", "KV_b", ["a", "never"], at_least=9, witness="w")
+    lookup = Lookup("$JS.API", "KV_b", ["a", "never"], at_least=9, probe_subject="w")
     assert json.loads(lookup.request().data) == {"multi_last": ["a", "never", "w"]}
     for up_to in (8, None):
         lookup.request()
@@ -265,7 +265,7 @@ def test_nothing_at_all_is_an_answer_only_where_any_place_will_do(at_least: int)
 
 
 def test_a_witness_that_is_asked_for_anyway_is_asked_for_once() -> None:
-    lookup = Lookup("$JS.API", "KV_b", ["a", "w"], at_least=9, witness="w")
+    lookup = Lookup("$JS.API", "KV_b", ["a", "w"], at_least=9, probe_subject="w")
     assert json.loads(lookup.request().data) == {"multi_last": ["a", "w"]}
     lookup.accept_all([answer("w", 9, 0)])
     lookup.accept_all([end(9, up_to=9)])

@@ -68,15 +68,15 @@ def test_a_stream_begins_at_one_or_where_it_was_told_to() -> None:
     ]
 
 
-def front(stream: StreamConfig, *, first: int, witness: int, is_there: bool = True) -> tuple[Head, int]:
+def front(stream: StreamConfig, *, first: int, anchor_sequence: int, is_there: bool = True) -> tuple[Head, int]:
     """What is found, and how often the server was asked."""
     info = StreamInfo(config=stream, state=StreamState(first_sequence=first, last_sequence=90), created=NOW)
-    operation, asked = front_of(Api(), info, witness), 0
+    operation, asked = front_of(Api(), info, anchor_sequence), 0
     try:
         next(operation)
         asked += 1
         error = {"error": {"code": 404, "err_code": 10037, "description": "no message found"}}
-        found = {"message": {"subject": "a", "seq": witness, "time": "2026-01-01T00:00:00Z"}}
+        found = {"message": {"subject": "a", "seq": anchor_sequence, "time": "2026-01-01T00:00:00Z"}}
         operation.send(CoreMessage("", json.dumps(found if is_there else error).encode(), None, None, None))
     except StopIteration as done:
         return done.value, asked
@@ -84,7 +84,7 @@ def front(stream: StreamConfig, *, first: int, witness: int, is_there: bool = Tr
 
 
 @pytest.mark.parametrize(
-    ("stream", "first", "witness", "is_there", "whole_from", "asks"),
+    ("stream", "first", "anchor_sequence", "is_there", "whole_from", "asks"),
     [
         (config(), 5, 3, True, 5, 0),  # a witness would say nothing
         (config(first_sequence=5), 5, 0, True, 5, 0),
@@ -98,9 +98,9 @@ def front(stream: StreamConfig, *, first: int, witness: int, is_there: bool = Tr
     ],
 )
 def test_the_front_of_a_stream_is_whole_from_its_first_message_or_from_where_it_begins_now(
-    stream: StreamConfig, first: int, witness: int, is_there: bool, whole_from: int, asks: int
+    stream: StreamConfig, first: int, anchor_sequence: int, is_there: bool, whole_from: int, asks: int
 ) -> None:
-    head, asked = front(stream, first=first, witness=witness, is_there=is_there)
+    head, asked = front(stream, first=first, anchor_sequence=anchor_sequence, is_there=is_there)
     assert (head.first, head.whole_from, asked) == (first, whole_from, asks)
 
 

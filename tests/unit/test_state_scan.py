@@ -291,7 +291,7 @@ def test_how_many_messages_were_lost_on_the_way_is_told(caplog: pytest.LogCaptur
     stream = Hesitant(400)
     with caplog.at_level("INFO", "jetspark.state"):
         assert stream.read(RangeScan(part(1, 401))) == list(range(1, 401))
-    assert "beginning again: 1 messages of consumer 'c' were lost on the way" in caplog.text
+    assert "with a new consumer: 1 messages of consumer 'c' were lost on the way" in caplog.text
     assert stream.opened == 2
 
 
@@ -437,7 +437,7 @@ def test_a_server_that_is_silent_is_given_up_in_time(caplog: pytest.LogCaptureFi
         stream.read(RangeScan(part(10, 50), timeout_s=5.0))
     assert 5.0 <= stream.now < 7.0
     assert stream.open == 0
-    assert "stream S at sequence 10, beginning again: consumer not found" in caplog.text
+    assert "stream S: reading continues at sequence 10 with a new consumer: consumer not found" in caplog.text
 
 
 @pytest.mark.parametrize("retention", ["limits", "workqueue"])
@@ -659,4 +659,4 @@ def test_a_loss_that_is_allowed_is_told_once(caplog: pytest.LogCaptureFixture) -
         assert ["21 sequences from 10 on are gone" in each.getMessage() for each in caplog.records] == [True]
         caplog.clear()
         stream.read(RangeScan(part(10, 50, is_earliest=True)))
-        assert ["evicted before it was read: 21 from 10 on" in each.getMessage() for each in caplog.records] == [True]
+        assert ["21 messages from sequence 10 on" in each.getMessage() for each in caplog.records] == [True]

@@ -436,7 +436,7 @@ def test_a_write_of_unknown_place_is_not_unseen_either(is_batched: bool) -> None
 def test_a_write_by_other_means_is_not_unseen_once_it_is_told_of() -> None:
     bucket = Watched()
     target = bucket.run(open_bucket("b"))
-    target.note_written("a", bucket.put("a", b"1"))
+    target.advance_seen("a", bucket.put("a", b"1"))
     lags = [1, 1]
     bucket.lag = lambda: lags.pop(0) if lags else 0
     assert bucket.run(target.load_all(["a"])) == {"a": Current(b"1", 0, 1)}
@@ -520,7 +520,7 @@ def test_a_key_that_must_be_there_and_was_removed_is_replaced_by_another(caplog:
     bucket.put("z", b"2")
     with caplog.at_level("INFO", "jetspark.state"):
         assert bucket.run(target.load_all(["never"])) == {}
-    assert "bucket b: who answers is behind 1: the leader is asked" in caplog.text
+    assert "bucket b: replicas lag sequence 1; asking the leader" in caplog.text
     pauses = bucket.steps.count("Sleep")
     assert bucket.run(target.load_all(["never"])) == {}
     assert bucket.steps.count("Sleep") == pauses

@@ -227,7 +227,7 @@ def test_a_replica_that_stays_behind_is_told_of_and_not_waited_for(caplog: pytes
     with caplog.at_level(logging.WARNING, "jetspark.state"):
         assert read(table) == {"a": 1, "b": 2}
     assert [each.getMessage() for each in caplog.records] == [
-        "reading KV_b ends early: what it waited for did not come"
+        "stream KV_b: read ends early; expected messages did not arrive"
     ]
     assert CATCH_UP_S < table.now < CATCH_UP_S + 1.0
 

@@ -17,7 +17,7 @@ def subscription(messages: int = 10, size: int = 1000, **options: Any) -> Subscr
 def settle(state: SubscriptionState, *payloads: bytes) -> int:
     state.arrived.extend(CoreMessage("a", payload, None, None, None) for payload in payloads)
     # Any chunk is larger than the messages in it.
-    return state.settle(chunk_bytes=sum(20 + len(payload) for payload in payloads))
+    return state.accept_arrived(chunk_bytes=sum(20 + len(payload) for payload in payloads))
 
 
 def take_all(state: SubscriptionState) -> list[bytes]:
@@ -171,7 +171,7 @@ def test_headers_count_towards_the_bound_in_bytes() -> None:
     state = subscription(messages=1000, size=1000)
     block = b"NATS/1.0\r\nA: %b\r\n\r\n" % (b"x" * 400)
     state.arrived.extend(CoreMessage("a", b"", None, block, None) for _ in range(10))
-    assert state.settle(chunk_bytes=10_000) == 8
+    assert state.accept_arrived(chunk_bytes=10_000) == 8
     for _ in range(2):
         assert state.take().headers["A"] == "x" * 400
     assert state.pending_bytes == 0

@@ -665,7 +665,7 @@ def test_an_inbox_we_may_not_subscribe_to_is_asked_for_again_by_the_next_publish
 def test_overlooked_failures_are_told_at_each_doubling(caplog: pytest.LogCaptureFixture) -> None:
     window = Bench().window
     for number in range(9):
-        window.tell_overlooked(logging.getLogger("jetspark.test"), ConnectionLost(f"number {number}"))
+        window.log_overlooked(logging.getLogger("jetspark.test"), ConnectionLost(f"number {number}"))
     told = [(record.args or ()) for record in caplog.records]
     assert [(count, str(error)[:8]) for count, error in told] == [
         (1, "number 0"),

@@ -5,7 +5,7 @@ from fulfilment.events import OrderConfirmed, OrderPaid, OrderPlaced, OrderShipp
 from fulfilment.shop import PAYMENT_S, AddStock, Parcel, PlaceOrder, ReleaseStock, ReserveStock, Stock, app
 
 from jetspark.app import Refused, WorkflowRun
-from jetspark.app.testing import RunView, TestApp, check_workflow
+from jetspark.app.testing import RunView, TestApp, WorkflowSearch, check_workflow
 
 IN_STOCK = 3
 TWO_OF_TEA = PlaceOrder(order_id="o-1", article="tea", count=2)
@@ -168,8 +168,7 @@ def test_every_run_ends_and_a_run_that_fails_gives_back_what_it_asked_for() -> N
             OrderConfirmed: lambda event: [OrderShipped(order_id="o-1", label="l")],
         },
         invariants=[gives_back, keeps_what_is_confirmed],
-        in_order=True,
-        duplicates=2,
+        search=WorkflowSearch(in_order=True, duplicates=2),
     )
     assert report.is_exhaustive
     assert set(report.ends) == {"done", "failed: not paid in time", "failed: out of stock"}

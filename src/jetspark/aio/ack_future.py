@@ -18,11 +18,11 @@ _logger = logging.getLogger("jetspark.aio")
 
 
 class AckFuture(asyncio.Future[PubAck], HandleFacts):
-    """An acknowledgement on its way: await it for the :class:`~jetspark.PubAck`.
+    """A pending acknowledgement: await it for the :class:`~jetspark.PubAck`.
 
-    It raises the server's error, or the reason why nobody knows: see :class:`WindowedPublisher`. A failure that nobody
-    has looked at when the future goes away is logged, at ERROR to ``jetspark.aio``. Cancelling it takes nothing back:
-    the message is on its way.
+    Awaiting raises the server's error, or the reason why the outcome is unknown: see :class:`WindowedPublisher`. An
+    error that was never retrieved is logged at ERROR to ``jetspark.aio`` when the future is garbage-collected.
+    Cancelling the future does not recall the message.
     """
 
     # It has no __init__ and no __del__: with both, making and dropping one took 2.0 µs in place of 0.5.
@@ -34,14 +34,14 @@ class AckFuture(asyncio.Future[PubAck], HandleFacts):
 
 
 class _FailedAckFuture(AckFuture):
-    # asyncio would log a failure that nobody has looked at too, but each one with a stack, and a lost session can bring
-    # thousands.
+    # asyncio also logs exceptions that were never retrieved, each with a stack trace; a lost session can cause
+    # thousands of them.
     __slots__ = ()
 
     def __del__(self) -> None:
         if self._log_traceback:
             self._log_traceback = False
-            self.window.tell_overlooked(_logger, self.exception())
+            self.window.log_overlooked(_logger, self.exception())
 
 
 class AckFutures:
@@ -51,4 +51,4 @@ class AckFutures:
         self.new: Callable[[], AckFuture] = partial(AckFuture, loop=link.loop)
 
     def call_back(self) -> None:
-        """The loop calls back when a future is done."""
+        """Nothing to do: the event loop runs the callbacks of asyncio futures."""

@@ -10,24 +10,24 @@ from jetspark.errors import RequestTimeout
 
 __all__ = ["NOT_SENT", "error_of", "errors_of", "wait_for"]
 
-# A publish that ends with one of these has sent nothing, also when it was cancelled.
+# A publish that raises one of these has sent nothing. Here that includes cancellation.
 NOT_SENT = BaseException
 
 
 async def wait_for(future: AckFuture, timeout_s: float, what: str) -> None:
-    """Until the message is stored.
+    """Wait until the message is stored.
 
     Raises:
-        RequestTimeout: There was no acknowledgement in time.
+        RequestTimeout: No acknowledgement within ``timeout_s``.
     """
-    # Unlike `await future`, this does not cancel it when we are cancelled, and so does not forget it.
+    # Unlike `await future`, asyncio.wait() does not cancel the future when the caller is cancelled.
     if not (await asyncio.wait({future}, timeout=timeout_s))[0]:
         raise RequestTimeout(what, timeout_s)
     future.result()
 
 
 async def error_of(future: AckFuture) -> Exception | None:
-    """Wait, and return what went wrong, if anything did."""
+    """Wait for the acknowledgement; return its error, or None when the message is stored."""
     try:
         await future
     except Exception as error:
@@ -36,7 +36,7 @@ async def error_of(future: AckFuture) -> Exception | None:
 
 
 async def errors_of(futures: Sequence[AckFuture], timeout_s: float) -> list[BaseException | None]:
-    """What went wrong with each, as far as it is known after ``timeout_s``; nobody is made to raise it."""
+    """Return the error of each future without raising it; None if it succeeded or is still pending at the timeout."""
     if futures:
         await asyncio.wait(futures, timeout=timeout_s)
     return [future.exception() if future.done() else None for future in futures]

@@ -24,11 +24,11 @@ __all__ = ["AtomicBatch"]
 class AtomicBatch(AtomicBatchBase, Block):
     """Messages that are stored together or not at all; see :meth:`JetStream.atomic_batch`.
 
-    Leaving the block commits; leaving it by an exception stores nothing. One call at a time: a batch is an order.
-    Every error says what became of the batch, and so does ``outcome``: after a refusal (``ServerError``,
-    ``JetStreamUnavailable``) nothing is stored; after :class:`~jetspark.BatchInDoubt`, or when the commit was
-    cancelled, nobody knows, and :meth:`resolve` finds out. What is refused here, before it is sent (``ConfigError``),
-    leaves the batch as it was.
+    Leaving the block commits; leaving it by an exception stores nothing. Make one call at a time, because the messages
+    of a batch are ordered. Every error states the outcome of the batch, and so does ``outcome``. After a refusal
+    (``ServerError``, ``JetStreamUnavailable``) nothing is stored. After :class:`~jetspark.BatchInDoubt`, or when the
+    commit was cancelled, the outcome is unknown until :meth:`resolve` reads it from the stream. A message refused
+    before it is sent (``ConfigError``) leaves the batch unchanged.
     """
 
     _line = "async with js.atomic_batch() as batch:"
@@ -65,14 +65,14 @@ class AtomicBatch(AtomicBatchBase, Block):
         ttl: float | None = None,
         headers: HeadersLike | None = None,
     ) -> None:
-        """Add a message; the options are those of :meth:`JetStream.publish`, and decided at the commit.
+        """Add a message. It takes the options of :meth:`JetStream.publish`; the server checks them at the commit.
 
         Raises:
-            ConfigError: The message cannot be part of this batch, which goes on without it.
-            ServerError: The server does not go on with the batch: nothing is stored.
-            RequestTimeout: An acknowledgement that was asked for did not come within ``timeout``, or no room in the
-                send buffer: nothing is stored.
-            UsageError: The batch is over, and the message says how it ended; or its block has not begun.
+            ConfigError: The message cannot be part of this batch, which continues without it.
+            ServerError: The server rejected the batch: nothing is stored.
+            RequestTimeout: No acknowledgement (where one was requested) or no room in the send buffer within
+                ``timeout``: nothing is stored.
+            UsageError: The batch has ended, and the message says how; or its block has not been entered.
         """
         self._check_begun()
         machine = self._machine
@@ -86,9 +86,9 @@ class AtomicBatch(AtomicBatchBase, Block):
             raise machine.give_up(self._timeout_s) from None
 
     async def add_many(self, messages: Iterable[tuple[str, bytes]]) -> None:
-        """Add one message after the other, each a subject and data: the fastest way for many.
+        """Add many messages, each a ``(subject, data)`` pair; faster than repeated :meth:`add`.
 
-        What it raises is what :meth:`add` would have for the message it came to; those before it are in the batch.
+        It raises the errors of :meth:`add`. The messages before the failing one are in the batch.
         """
         self._check_begun()
         machine = self._machine
@@ -120,12 +120,12 @@ class AtomicBatch(AtomicBatchBase, Block):
         ttl: float | None = None,
         headers: HeadersLike | None = None,
     ) -> PubAck:
-        """Store everything that was added; with ``subject``, this last message too.
+        """Store all added messages; with ``subject``, also this final message.
 
         Raises:
             WrongLastSequence, DuplicateMessageId, BatchIncomplete, BatchTooLarge, ServerError: Nothing is stored.
             PermissionDenied: The server denied a message with this subject; nothing is stored.
-            BatchInDoubt: No answer came: all is stored or nothing, and :meth:`resolve` finds out.
+            BatchInDoubt: No answer came. All is stored or nothing; :meth:`resolve` tells which.
             FeatureUnavailable: The server is too old for atomic batches; nothing was sent.
         """
         self._check_begun()
@@ -133,24 +133,24 @@ class AtomicBatch(AtomicBatchBase, Block):
         return await self._context.run(self._machine.commit(subject, data, fields), self._timeout_s, for_each=True)
 
     async def discard(self) -> None:
-        """Store nothing, and free the batch's place at the server at once."""
+        """Store nothing, and free the server's resources for the batch at once."""
         await self._context.run(self._machine.discard(), self._timeout_s, for_each=True)
 
     async def resolve(self) -> Outcome:
-        """Find out what became of a commit that was not answered: returns ``"stored"`` or ``"not stored"``.
+        """Determine the outcome of a commit that was not answered: returns ``"stored"`` or ``"not stored"``.
 
-        When it is stored, ``ack`` is set. ``"not stored"`` is final: should the commit still be on its way, it comes
-        too late. May be called again, and answers at once where nothing is in doubt. It reads the stream through its
-        leader, which may take two seconds on a replicated one.
+        When the batch is stored, ``ack`` is set. ``"not stored"`` is final: a commit still in transit would be refused.
+        The call may be repeated, and returns at once when nothing is in doubt. It reads the stream through its leader,
+        which may take two seconds on a replicated stream.
 
         Raises:
-            BatchInDoubt: It cannot be known now (the stream does not answer), or any more: everything on the batch's
-                subjects was overwritten, consumed, expired or purged since; or the batch's first message was never
-                acknowledged (``ack_first=False``, or a batch of one) and the connection was lost. A caller's own
-                ``batch_id`` must be new for each batch: it is what the batch is known by.
+            BatchInDoubt: The outcome cannot be determined now, because the stream does not answer; or permanently.
+                Permanently means: every message on the batch's subjects was overwritten, consumed, expired or purged
+                since; or the first message was never acknowledged (``ack_first=False``, or a batch of one) and the
+                connection was lost. A ``batch_id`` of your own must be unique, because it identifies the batch.
         """
         monotonic, wall = self._began
-        # The first stands still while the machine sleeps, the second jumps; an age that is too high does no harm.
+        # The monotonic clock stops while the machine is suspended; the wall clock can jump. Overestimating is harmless.
         age_s = max(time.monotonic() - monotonic, time.time() - wall)
         return await self._context.run(self._machine.resolve(age_s), self._timeout_s, for_each=True)
 

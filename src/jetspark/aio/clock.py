@@ -1,4 +1,4 @@
-"""Time with asyncio: the event loop's clock, and sleeping; and chance, which a loop in a test may decide as well."""
+"""Time and randomness with asyncio. A test's event loop can control both."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ sleep = asyncio.sleep
 
 
 def now() -> float:
-    """Seconds on the clock of the running loop: the one deadlines are given in."""
+    """Seconds on the running loop's clock, on which all deadlines are given."""
     return asyncio.get_running_loop().time()
 
 
 def rng() -> random.Random:
-    """Where chance comes from: the running loop's own, as ``VirtualLoop`` has, or the operating system's."""
+    """The running loop's random generator if it has one, as ``VirtualLoop`` does; else the operating system's."""
     try:
         found: random.Random | None = getattr(asyncio.get_running_loop(), "rng", None)
     except RuntimeError:  # no loop runs

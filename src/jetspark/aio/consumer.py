@@ -20,12 +20,12 @@ class Consumer(PullConsumer):
     A consumer that was opened with ``verify=False`` has no ``cached_info`` before the first :meth:`info`, and
     ``UsageError`` says so.
 
-    Like :class:`JetStream`, what asks the server raises ``ServerError`` when it says no, ``JetStreamUnavailable`` when
-    nobody answers for it, and ``RequestTimeout`` when no answer came in time.
+    As with :class:`JetStream`, calls to the server raise ``ServerError`` when it refuses, ``JetStreamUnavailable`` when
+    JetStream is not available, and ``RequestTimeout`` when no answer came in time.
     """
 
     def __init__(self, context: DriverContext, info: ConsumerInfo, *, is_verified: bool = True) -> None:
-        """Without ``is_verified``, ``info`` has what a pull consumer usually is."""
+        """Without ``is_verified``, ``info`` holds the defaults of a pull consumer."""
         self._context = context
         self._known, self._is_verified = info, is_verified
 
@@ -52,14 +52,14 @@ class Consumer(PullConsumer):
         await self._context.run(self._context.api.delete_consumer(self.stream_name, self.name))
 
     async def pause(self, until: datetime.datetime) -> None:
-        """Deliver nothing until then. Returns when the consumer says that it is paused."""
+        """Stop deliveries until then. Returns when the consumer reports that it is paused."""
         await self._pause(instance("until", until, datetime.datetime))
 
     async def resume(self) -> None:
-        """Deliver again. Returns when the consumer says that it is not paused any more.
+        """Resume deliveries. Returns when the consumer reports that it has resumed.
 
-        A pull that waits at the server is served with the next message or the next pull (nats-server 2.15.1); after a
-        pause that runs out by itself it is served at once.
+        The server serves waiting pulls with the next message or the next pull (nats-server 2.15.1). When the pause
+        expires by itself, it serves them at once.
         """
         await self._pause(None)
 
@@ -85,7 +85,7 @@ class Consumer(PullConsumer):
         await self._context.run(self._context.api.step_down_consumer(self.stream_name, self.name))
 
     def pushed_messages(self) -> PushMessages:
-        """What a push consumer (one with a ``deliver_subject``) sends; :meth:`messages` is for pull consumers."""
+        """The messages of a push consumer (with a ``deliver_subject``); :meth:`messages` is for pull consumers."""
         if not self.cached_info.config.deliver_subject:
             raise UsageError(f"consumer {self.name!r} has no deliver_subject: use messages() or fetch()")
         return PushMessages(self._context, self.cached_info)

@@ -1,8 +1,8 @@
-"""What the modules above the client share: the parts of one client, and asking JetStream.
+"""The parts of one client that the modules above it share, and the requests they make to JetStream.
 
 ``Client.jetstream()`` makes a :class:`DriverContext` of its own parts, and the :class:`JetStream` hands it on to
-streams, consumers, buckets and batches. They use these public names, and leave the private ones of client and
-JetStream alone. Users never see it.
+streams, consumers, buckets and batches, which use these public names and never private ones of client and JetStream.
+Only ``request_with``, ``send_reply`` and ``take`` bypass :class:`Client`, where a task per message takes too long.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from jetspark.aio.step_runner import run_steps
 from jetspark.aio.subscription import Subscription, subscribe
 from jetspark.aio.transport import Link
 from jetspark.core.connection import Connection
+from jetspark.core.driver_base import ContextBase
 from jetspark.core.link import new_inbox
 from jetspark.core.numbers import timeout_of
 from jetspark.core.step_runner import Sleep, StepRun
@@ -40,33 +41,40 @@ NOTHING = Message("", b"", None, None, None)
 
 
 def context_of(js: JetStream) -> DriverContext:
-    """The context of a user's JetStream, for code outside of this driver that needs more than public methods."""
+    """The context behind a user's JetStream, for code outside of this driver that needs more than public methods."""
     return js._context
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class DriverContext:
-    """The parts of a client, an API of JetStream, and how requests to it are made."""
+class DriverContext(ContextBase[Message]):
+    """The parts of a client, an API of JetStream, and the requests to it."""
 
     client: Client
     connection: Connection
     link: Link
     api: Api
     timeout_s: float
-    """Longest time for all the requests of a call together, unless the call says otherwise."""
+    """Default time limit of a call with all its requests."""
     publisher: WindowedPublisher
+
+    def take(self, subject: str, callback: Callable[[Message], None], *, queue: str = "") -> Subscription:
+        """Subscribe, and call ``callback`` with each message while the connection reads. It must not wait.
+
+        ``on_event`` reports the errors that it raises, and the error that ends the subscription.
+        """
+        return subscribe(self.link, subject, queue, direct=callback)
 
     def subscribe(self, subject: str, queue: str = "", **kind: Unpack[SubscriptionKind]) -> Subscription:
         """Start receiving; ``kind`` is what :meth:`Connection.subscribe` takes beside the subject and the queue."""
         return subscribe(self.link, subject, queue, **kind)
 
     async def run(self, operation: Operation[T], timeout: float | None = None, *, for_each: bool = False) -> T:
-        """Run an operation; all its requests together have ``timeout`` seconds, or with ``for_each`` every one."""
+        """Run an operation. ``timeout`` covers all its requests together, or with ``for_each`` each single one."""
         deadline = Deadline(timeout_of(timeout, self.timeout_s), for_each=for_each)
         return await run_steps(StepRun(operation), lambda step: self.perform(step, deadline))
 
     async def perform(self, step: Request | Sleep, deadline: Deadline) -> Message:
-        """Do one step of an operation."""
+        """Perform one step of an operation."""
         if isinstance(step, Sleep):
             await clock.sleep(step.draw_s(clock.rng().random))
             return NOTHING
@@ -74,7 +82,7 @@ class DriverContext:
         try:
             if not step.is_silent:
                 return await self._ask(step, timeout, deadline)
-            # The time is for room in the send buffer; nobody waits for an answer.
+            # The time-out is for room in the send buffer; no answer is expected.
             await self.client.publish(step.subject, step.data, headers=step.headers, timeout=timeout)
             return NOTHING
         except RequestTimeout as error:
@@ -87,8 +95,8 @@ class DriverContext:
                     request.subject, request.data, timeout=timeout, headers=request.headers
                 )
             except NoResponders as error:
-                if (within_s := deadline.look_s(request, clock.now(), self.client.server_info)) is not None:
-                    await self.run(self.api.look_for_stream(request.subject, deadline), within_s)
+                if (within_s := deadline.election_check_s(request, clock.now(), self.client.server_info)) is not None:
+                    await self.run(self.api.find_streams_of(request.subject, deadline), within_s)
                 pause_s = deadline.retry_after_s(clock.now())
                 if pause_s is None:
                     raise unavailable(request.subject, self.client.server_info, deadline.stream) from error
@@ -97,20 +105,17 @@ class DriverContext:
 
     @asynccontextmanager
     async def asked(self, request: Request, timeout: float | None = None) -> AsyncIterator[Subscription]:
-        """The answers to a request that has many. They end when the connection is lost: the rest will not come.
-
-        ``timeout`` is for room in the send buffer.
-        """
+        """Many answers to one request, until the session ends; ``timeout`` is for room in the send buffer."""
         inbox = new_inbox(self.link)
         async with self.subscribe(inbox, answers_to=request.subject, ends_with_session=True) as answers:
             await self.client.publish(request.subject, request.data, reply=inbox, timeout=timeout)
             yield answers
 
     async def next_answer(self, answers: Subscription, patience: Patience) -> Message | None:
-        """The next answer of :meth:`asked`; None when the rest will not come, and may be asked for again.
+        """The next answer of :meth:`asked`; None when the remaining answers are lost and may be requested again.
 
         Raises:
-            RequestTimeout: Nothing came for too long.
+            RequestTimeout: No answer came for as long as the patience lasts.
         """
         try:
             return await answers.next(patience.left_s(clock.now(), self.timeout_s))
@@ -123,7 +128,7 @@ class DriverContext:
         return None
 
     async def pages(self, ask: Callable[[int], Operation[tuple[list[T], int]]]) -> AsyncIterator[T]:
-        """The entries of a listing, which the server gives out page by page; ``ask`` is for those from an offset on."""
+        """The entries of a paged listing; ``ask`` requests the page at an offset."""
         seen = 0
         while True:
             page, total = await self.run(ask(seen))

@@ -2,7 +2,7 @@
 
 from jetspark.aio.atomic import AtomicBatch
 from jetspark.aio.client import Client
-from jetspark.aio.connecting import connect
+from jetspark.aio.connector import connect
 from jetspark.aio.consumer import Consumer
 from jetspark.aio.fast import FastBatch, FastPublisher
 from jetspark.aio.jetstream import JetStream

@@ -1,5 +1,4 @@
-"""Reading what is put into an object store, and writing what is got, with asyncio: files are blocking, and so threads
-read and write them."""
+"""Reading and writing the files of an object store, with asyncio: in threads, because file I/O blocks."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Iterator
 from contextlib import aclosing
 from typing import TypeAlias
 
-from jetspark.aio.finishing import see_through
+from jetspark.aio.completion import run_to_completion
 from jetspark.jetstream.objects import (
     AHEAD_BYTES,
     BLOCK_BYTES,
@@ -28,7 +27,7 @@ __all__ = ["READ_BYTES", "Source", "chunks_of", "keep", "write_to"]
 
 Source: TypeAlias = BytesLike | os.PathLike[str] | BinaryReader | AsyncIterable[BytesLike] | Iterable[BytesLike]
 
-# What one step reads and hashes.
+# Bytes read and hashed in one step.
 READ_BYTES = AHEAD_BYTES
 
 
@@ -45,14 +44,14 @@ async def chunks_of(upload: Upload, source: Source) -> AsyncGenerator[bytes, Non
             async for chunk in chunks:
                 yield chunk
     else:
-        # A block is hashed in about a millisecond, and who knows which thread an iterator wants to be asked in.
+        # Hashing a block takes about a millisecond, and the iterator may not be safe to use in another thread.
         for some in steps(upload, source):
             for chunk in some:
                 yield chunk
 
 
 async def _chunks_ahead(reading: Iterator[list[bytes]]) -> AsyncGenerator[bytes, None]:
-    """Read and hash in a thread, one step ahead of what is sent."""
+    """Read and hash in a thread, one step ahead of the sender."""
     loop = asyncio.get_running_loop()
     step = functools.partial(next, reading, None)
     coming = loop.run_in_executor(None, step)
@@ -62,7 +61,7 @@ async def _chunks_ahead(reading: Iterator[list[bytes]]) -> AsyncGenerator[bytes,
             for chunk in some:
                 yield chunk
     finally:
-        # A read that is under way cannot be stopped; what it brings, or raises, is of no interest any more.
+        # A running read cannot be stopped; its result or error is dropped.
         if not coming.cancel() and not coming.cancelled():
             coming.exception()
 
@@ -92,12 +91,12 @@ async def write_to(file: BinaryWriter, chunks: AsyncGenerator[bytes, None]) -> N
         writing = loop.run_in_executor(None, write_chunks, file, block)
         await asyncio.shield(writing)
     finally:
-        # The file is the caller's again when this returns: nobody must be writing to it. Hence the shields: a
-        # cancelled future says that it is done, and its thread writes on.
+        # When this returns, the file belongs to the caller again and no thread may write to it. Hence the shields: a
+        # cancelled future is done at once, while its thread still writes.
         if writing is not None and not writing.done():
             await asyncio.wait({writing})
 
 
 async def keep(part: PartFile) -> None:
-    """Have a complete file take its place."""
-    await see_through(functools.partial(asyncio.to_thread, part.keep))
+    """Move the complete file to its final path."""
+    await run_to_completion(functools.partial(asyncio.to_thread, part.keep))

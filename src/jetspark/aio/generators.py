@@ -1,4 +1,4 @@
-"""Asynchronous generators that begin before they are asked for their first element."""
+"""Asynchronous generators that run up to their first yield when they are created."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ G = TypeVar("G", bound=AsyncGenerator[Any, None])
 
 
 def begun(generator: G) -> G:
-    """The generator, run up to its first yield, which must not wait for anything.
+    """Run the generator up to its first yield, which must not await, and return it.
 
-    One that has not begun is closed without its ``finally``, and the loop does not hear of its end.
+    Python closes a generator that was never started without running its ``finally``, and without the loop's hooks.
     """
     with suppress(StopIteration):
         generator.asend(None).send(None)

@@ -12,9 +12,9 @@ class Message(CoreMessage):
     """A received message: ``subject``, ``data``, ``headers``, ``reply``."""
 
     async def respond(self, data: bytes = b"", *, headers: HeadersLike | None = None) -> None:
-        """Publish an answer to the sender of the request.
+        """Publish a reply to the sender of the request.
 
         Raises:
-            UsageError: The sender did not ask for one.
+            UsageError: The message has no reply subject.
         """
         await self._client.publish(self.reply_subject(), data, headers=headers)

@@ -41,25 +41,24 @@ class PullConsumer:
         min_ack_pending: int | None = None,
         priority: int | None = None,
     ) -> list[JetStreamMessage]:
-        """Return up to ``n`` messages that the stream has, or wait up to ``timeout`` for the first one.
+        """Return up to ``n`` messages, waiting up to ``timeout`` seconds for the first one.
 
-        The list is empty when nothing came. It never waits for more while it has some, unless ``fill`` says so.
-        One fetch brings no more than ``max_ack_pending`` messages, and fewer where earlier ones are not acknowledged.
+        The list is empty when no message came. With at least one message the call does not wait for more, except with
+        ``fill``. One fetch returns at most ``max_ack_pending`` messages, less the unacknowledged earlier ones.
 
-        Several fetches may run at once. Messages that arrive too late for one, or whose fetch was cancelled, are kept
-        for the next; :meth:`close` gives them back to the server.
+        Several fetches may run at once. A message that arrives too late, or whose fetch was cancelled, is kept for
+        the next fetch; :meth:`close` returns it to the server.
 
         Args:
-            max_bytes: End before the messages are larger than this together, as the server counts (subject, reply
-                subject and headers included).
-            no_wait: Never wait: return what the stream has now.
-            fill: Wait until all ``n`` messages are there, or ``timeout`` is over.
-            group: Of a consumer with priority groups; see there for ``min_pending``, ``min_ack_pending``, ``priority``.
+            max_bytes: Bound of the total size, as the server counts it (with subject, reply subject and headers).
+            no_wait: Return at once with the messages that the stream has now.
+            fill: Wait until all ``n`` messages have arrived, or ``timeout`` has passed.
+            group: For a consumer with priority groups, as are ``min_pending``, ``min_ack_pending`` and ``priority``.
 
         Raises:
             ConsumerNotFound: The consumer was deleted.
-            JetStreamUnavailable: Nobody answered for the consumer all the time.
-            ConfigError: The consumer does not allow so much in one request, ``max_bytes`` is too small for any, or
+            JetStreamUnavailable: The consumer had no leader for the whole time.
+            ConfigError: The request exceeds the consumer's limits, ``max_bytes`` is too small for any message, or
                 ``no_wait`` and ``fill`` are both set.
         """
         return await self._fetch(
@@ -94,14 +93,14 @@ class PullConsumer:
         """Return the next message, or None when none came within ``timeout``. Errors are those of :meth:`fetch`.
 
         Args:
-            ack: A message of this consumer to acknowledge in the same request (``+NXT``), which saves a message to the
-                server for each one that is processed. Like :meth:`JetStreamMessage.ack`, it is not confirmed; after an
-                exception from here, it may not have been sent.
+            ack: A message of this consumer to acknowledge in the same request (``+NXT``), which saves one message to
+                the server per processed message. Like :meth:`JetStreamMessage.ack`, it is not confirmed; when this
+                call raises, it may not have been sent.
         """
         if ack is not None:
             check_is_unanswered_of(instance("ack", ack, JetStreamMessage), self._known)
         messages = await self._fetch(1, timeout_s=timeout, acknowledges=ack)
-        if ack is not None and not ack.is_answered:  # the next message was here already, or there is no connection
+        if ack is not None and not ack.is_answered:  # the next message was buffered already, or we are disconnected
             await ack.ack()
         return messages[0] if messages else None
 
@@ -116,13 +115,13 @@ class PullConsumer:
         min_ack_pending: int | None = None,
         priority: int | None = None,
     ) -> AsyncIterator[list[JetStreamMessage]]:
-        """Return lists of up to ``n`` messages without end: ``async for messages in consumer.batches(100)``.
+        """Yield lists of up to ``n`` messages without end: ``async for messages in consumer.batches(100)``.
 
-        Each list is a :meth:`fetch`: never empty, and as long as the stream has messages. Nothing is requested while
-        the loop's body runs. Errors are those of :meth:`fetch`.
+        Each list is the result of a :meth:`fetch` that found messages. Nothing is requested while the loop's body runs.
+        The errors are those of :meth:`fetch`.
 
         Args:
-            expires: How long a request waits at the server before it is renewed.
+            expires: Seconds that a request waits at the server before it is renewed.
         """
         expires = seconds_above_0("expires", expires)
         preferences = Priority.of(group, min_pending, min_ack_pending, priority)
@@ -145,9 +144,9 @@ class PullConsumer:
     ) -> Messages:
         """Every message, without end: ``async for message in consumer.messages()``.
 
-        Asks ahead, so that the next messages are usually here already, and goes on through reconnects, restarts and
-        leader changes. Leaving the loop gives back messages received ahead; to be sure that this is done before the
-        program goes on, use ``async with consumer.messages() as messages``.
+        Requests messages ahead of the reader and continues through reconnects, restarts and leader changes. Leaving the
+        loop returns unread messages to the server. To wait for that, use ``async with consumer.messages() as
+        messages``.
 
         Args:
             max_messages: How many may be received ahead of the reader, at most. It begins with 500. A reader that keeps
@@ -158,7 +157,7 @@ class PullConsumer:
 
         Raises:
             ConsumerNotFound: While iterating: the consumer was deleted.
-            JetStreamUnavailable: While iterating: nobody has answered for the consumer for 20 seconds.
+            JetStreamUnavailable: While iterating: the consumer has not answered for 20 seconds.
             ConnectionClosed: While iterating: the connection was closed.
         """
         limits = PullLimits(max_messages=max_messages, max_bytes=max_bytes, expires_s=expires, heartbeat_s=heartbeat)
@@ -166,10 +165,10 @@ class PullConsumer:
         return Messages(self._context, self._known, limits, preferences)
 
     async def close(self) -> None:
-        """Give back what fetches left behind. The consumer itself stays, and this object may be used again.
+        """Return messages that fetches left behind to the server. The consumer stays, and this object is reusable.
 
-        A server that does not answer within the context's ``timeout`` is not waited for; messages left behind are
-        delivered again when its ``ack_wait`` is over.
+        Waits at most the context's ``timeout``. Messages that could not be returned are redelivered after the
+        consumer's ``ack_wait``.
         """
         source, self._source = self._source, None
         if source is not None:
@@ -200,7 +199,7 @@ class Messages:
         await self.close()
 
     async def close(self) -> None:
-        """Stop, and give back the messages that were received and not handed out."""
+        """Stop, and return the messages that were received and not yielded to the server."""
         self._is_closed = True
         if self._source is not None:
             await self._source.close()
@@ -223,9 +222,9 @@ class Messages:
                     for _ in range(step):
                         try:
                             message = take()
-                        except IndexError:  # closed meanwhile, or another reader was faster
+                        except IndexError:  # closed in the meantime, or another reader was faster
                             break
                         yield message
         finally:
-            if not self._is_managed:  # in `async with`, a loop that was left may be taken up again
+            if not self._is_managed:  # inside `async with`, the program may iterate again
                 await self.close()

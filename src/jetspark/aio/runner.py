@@ -1,4 +1,4 @@
-"""Waiting for machines with asyncio. Everything else that runs them is in :mod:`jetspark.core.driver_base`."""
+"""Waiting for machines with asyncio. :mod:`jetspark.core.driver_base` has the rest of the runners."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ P = TypeVar("P", bound=PacedMachine)
 
 
 class MachineRunner(RunnerBase[M]):
-    """A runner, and those who wait for its machine."""
+    """Runs one machine; callers wait here until it has changed."""
 
     _link: Link
     changed: Changed
 
-    def __init__(self, link: Link, on_step: Callable[[], None], tell: Callable[[], None]) -> None:
-        super().__init__(link, on_step, tell)
+    def __init__(self, link: Link, on_step: Callable[[], None], notify_owner: Callable[[], None]) -> None:
+        super().__init__(link, on_step, notify_owner)
         self.changed = Changed(link.lock)
 
     async def wait(self, deadline: float | None = None, changed: Changed | None = None) -> None:
-        """Until something has changed, or the deadline; ``changed`` is for those who need not look at every step."""
+        """Wait for a step of the machine, or the deadline. ``changed`` is a condition that fewer steps notify."""
         self._link.check_may_wait("an acknowledgement")
         self._link.flush()
         self.watch_clock()
@@ -39,17 +39,17 @@ class MachineRunner(RunnerBase[M]):
             self.step(self.machine.on_time)
 
     async def read_up(self, deadline: float) -> bool:
-        """Answers are read as they come."""
+        """Return at once: the machine reads its replies as they arrive."""
         return True
 
 
 class PacedRunner(PacedRunnerBase[P], MachineRunner[P]):
-    """A runner whose callers also wait for the connection to take what they send."""
+    """A runner whose callers also wait for room in the connection's send buffer."""
 
     async def send(self, send: Callable[[float], None]) -> None:
-        """Hand messages to the connection when it takes them: this never raises ``BufferFull``.
+        """Call ``send`` once the connection has room; never raises ``BufferFull``.
 
-        ``send`` is told the time at which it does; what ages counts from there.
+        ``send`` receives the time of the successful attempt, from which its deadlines count.
         """
         deadline: float | None = None
         is_flushed = False
@@ -59,27 +59,27 @@ class PacedRunner(PacedRunnerBase[P], MachineRunner[P]):
                 break
             except BufferFull:
                 is_flushed = not is_flushed
-                if is_flushed:  # tried again before waiting: where that made room, nobody would tell us
+                if is_flushed:  # retry before waiting: the flush may have made room, which notifies no waiter
                     self._link.flush()
                     continue
                 if deadline is None:
                     deadline = self._link.deadline(self.machine.room_timeout_s)
                 await self.wait_for_room(deadline)
-                self.machine.check()  # it may be over meanwhile
+                self.machine.check()  # the machine may have failed in the meantime
             except BaseException as error:
                 self.on_interrupt(error)
                 raise
         await self.write()
 
     async def write(self) -> None:
-        """Have the network take what was sent: now if it is much, else soon."""
+        """Flush the send buffer: now if it is large, else soon."""
         if self._connection.out_bytes >= WRITE_AT_BYTES:
             await self.write_and_wait()
         elif not self._link.flush_is_scheduled:
             self._link.flush_soon()
 
     async def write_and_wait(self) -> None:
-        """Write now; wait while the network takes no more, unless the machine gives up meanwhile."""
+        """Flush now, and wait while the network accepts no more, until the machine gives up."""
         if self.machine.failure is not None:
             return
         try:
@@ -88,7 +88,7 @@ class PacedRunner(PacedRunnerBase[P], MachineRunner[P]):
             self.step(self.machine.on_no_room)
 
     async def wait_for_room(self, deadline: float) -> None:
-        """Until the connection may take more, or the machine has given up; at the deadline it does."""
+        """Wait until the connection may have room. At the deadline, call the machine's ``on_no_room``."""
         try:
             await self._link.wait_for_room(deadline)
         except TimeoutError:

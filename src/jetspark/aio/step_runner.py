@@ -21,7 +21,7 @@ async def run_steps(
 ) -> R:
     """Perform the steps of ``run``, from its present one, and return the procedure's result.
 
-    ``lock`` is held while the procedure decides, and not while a step is performed.
+    ``lock`` is held while the procedure runs, but not while a step is performed.
     """
     try:
         if run.step is None:

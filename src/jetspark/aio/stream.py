@@ -28,8 +28,8 @@ class Stream:
     A stream that was opened with ``verify=False`` has no ``cached_info`` before the first :meth:`info`, and
     ``UsageError`` says so.
 
-    Like :class:`JetStream`, what asks the server raises ``ServerError`` when it says no, ``JetStreamUnavailable`` when
-    nobody answers for it, and ``RequestTimeout`` when no answer came in time.
+    As with :class:`JetStream`, calls to the server raise ``ServerError`` when it refuses, ``JetStreamUnavailable`` when
+    JetStream is not available, and ``RequestTimeout`` when no answer came in time.
     """
 
     def __init__(self, context: DriverContext, info: StreamInfo, *, is_verified: bool = True) -> None:
@@ -49,12 +49,12 @@ class Stream:
         return self._known
 
     async def info(self, *, subjects_filter: str | None = None, deleted_details: bool = False) -> StreamInfo:
-        """Configuration and state now; with ``subjects_filter`` also the messages per subject that matches."""
+        """Configuration and state now; with ``subjects_filter`` also the message count of each matching subject."""
         operation = self._context.api.stream_info(self.name, subjects_filter, deleted_details)
         return self._heard(await self._context.run(operation))
 
     async def update(self, **changes: Any) -> StreamInfo:
-        """Change some fields of :class:`StreamConfig`; everything else stays as it is."""
+        """Change some fields of :class:`StreamConfig`; all others keep their values."""
         operation = self._context.api.update_stream(StreamConfig(name=self.name, **changes))
         return self._heard(await self._context.run(operation))
 
@@ -63,7 +63,7 @@ class Stream:
         return info
 
     async def seal(self) -> StreamInfo:
-        """Make the stream read-only, for ever."""
+        """Make the stream read-only, permanently."""
         return await self.update(sealed=True)
 
     async def delete(self) -> None:
@@ -80,7 +80,7 @@ class Stream:
         return await self._context.run(self._context.api.purge_stream(self.name, subject, up_to_sequence, keep))
 
     async def step_down(self, placement: Placement | None = None) -> None:
-        """Have the stream's leader hand over to another replica."""
+        """Make the stream's leader hand over to another replica."""
         await self._context.run(self._context.api.step_down_stream(self.name, placement))
 
     # ---- messages ----------------------------------------------------------------------------------------------
@@ -93,15 +93,14 @@ class Stream:
         next_for: str | None = None,
         direct: bool | None = None,
     ) -> StoredMessage:
-        """One message: by sequence, the last on a subject, or the next on a filter from ``sequence`` on.
+        """Return one message: by sequence, the last on a subject, or the next on a filter from ``sequence`` on.
 
-        ``direct`` asks any replica instead of the leader: faster, and possibly a moment behind. By default that is
-        done where the stream allows it, and in a stream that was opened with ``verify=False``. The last message on a
-        subject is then asked for on ``$JS.API.DIRECT.GET.<stream>.<subject>``, so that a user can be given single
-        subjects to read.
+        ``direct`` reads from any replica instead of the leader: faster, but possibly stale. This is the default if the
+        stream allows it or was opened with ``verify=False``. The last message on a subject is then requested on
+        ``$JS.API.DIRECT.GET.<stream>.<subject>``, so that a user can be permitted to read single subjects.
 
         Raises:
-            MessageNotFound: There is none.
+            MessageNotFound: No message matches.
         """
         query = message_query(sequence=sequence, last_for=last_for, next_for=next_for)
         use_direct = bool(self._known.config.allow_direct) if direct is None else flag("direct", direct)
@@ -110,14 +109,14 @@ class Stream:
     async def get_messages(
         self, start_sequence: int = 1, *, subject: str | None = None, max_messages: int | None = None
     ) -> AsyncIterator[StoredMessage]:
-        """The messages from ``start_sequence`` on, in order, up to the last one there is when we get to it.
+        """Yield the messages from ``start_sequence`` on, in order, and end when the stream has no more.
 
-        Needs ``allow_direct``. No consumer is made and nothing is acknowledged: this only reads. What is lost on the
-        way, by a reconnect for instance, is asked for again.
+        Needs ``allow_direct``. This only reads: it creates no consumer and acknowledges nothing. Messages lost in
+        transit, for instance by a reconnect, are requested again.
 
         Raises:
-            JetStreamUnavailable: The stream does not allow direct gets, or is gone.
-            RequestTimeout: Nothing came for as long as the context's ``timeout``; reading all of it may take longer.
+            JetStreamUnavailable: The stream does not allow direct gets, or was deleted.
+            RequestTimeout: Nothing arrived for as long as the context's ``timeout``; the whole read may take longer.
         """
         context = self._context
         patience = Patience(f"messages of stream {self.name!r}", context.timeout_s, clock.now())
@@ -137,20 +136,20 @@ class Stream:
                         reading.lost()
                     elif (stored := reading.accept(answer)) is not None:
                         yield stored
-                        patience.renew(clock.now())  # who reads slowly is not kept waiting by us
+                        patience.renew(clock.now())  # time spent by a slow reader does not count
 
     async def get_last_messages(
         self, filters: Iterable[str], *, up_to_sequence: int | None = None
     ) -> list[StoredMessage]:
         """The last message of each subject that matches one of ``filters``, all as of one moment, oldest first.
 
-        With ``up_to_sequence`` as of then, as far as the stream still has it. At most 1024 subjects at a time. Needs
-        ``allow_direct``.
+        With ``up_to_sequence``, as of that sequence, if the stream still has those messages. At most 1024 subjects at a
+        time. Needs ``allow_direct``.
 
         Raises:
-            ConfigError: More subjects match, or more bytes than the server answers with at a time.
-            JetStreamUnavailable: The stream does not allow direct gets, or is gone.
-            RequestTimeout: Nothing came for as long as the context's ``timeout``, or some of it was lost repeatedly.
+            ConfigError: More than 1024 subjects match, or more bytes than the server puts into one answer.
+            JetStreamUnavailable: The stream does not allow direct gets, or was deleted.
+            RequestTimeout: Nothing arrived for as long as the context's ``timeout``, or answers were lost repeatedly.
         """
         patience = last_messages_patience(self._context, self.name)
         return await last_messages(self._context, self.name, filters, up_to_sequence, patience)
@@ -162,30 +161,30 @@ class Stream:
     # ---- consumers ---------------------------------------------------------------------------------------------
 
     async def create_consumer(self, config: ConsumerConfig) -> Consumer:
-        """Create a consumer; one that exists with the very same configuration is returned as it is.
+        """Create a consumer. An existing consumer with the same configuration is returned unchanged.
 
         Raises:
-            ConsumerNameInUse: One of that name exists with another configuration.
+            ConsumerNameInUse: A consumer of that name exists with another configuration.
         """
         return await self._consumer(self._context.api.create_consumer(self.name, config))
 
     async def update_consumer(self, config: ConsumerConfig) -> Consumer:
-        """Change what ``config`` mentions; everything else stays as it is."""
+        """Change the fields that ``config`` sets; all others keep their values."""
         return await self._consumer(self._context.api.update_consumer(self.name, config))
 
     async def create_or_update_consumer(self, config: ConsumerConfig) -> Consumer:
-        """Make sure that the consumer exists and is what ``config`` says."""
+        """Create the consumer, or change the fields that ``config`` sets."""
         return await self._consumer(self._context.api.create_or_update_consumer(self.name, config))
 
     async def get_or_create_consumer(self, config: ConsumerConfig) -> Consumer:
-        """Return the consumer of that name as it is, whatever its configuration; create it if it does not exist."""
+        """Return the existing consumer of that name, whatever its configuration; create it if it does not exist."""
         return await self._consumer(self._context.api.get_or_create_consumer(self.name, config))
 
     async def consumer(self, name: str, *, verify: bool = True) -> Consumer:
-        """A consumer that exists. With ``verify=False`` the server is not asked, and needs no right to its info.
+        """Return an existing consumer. ``verify=False`` makes no request, so the user needs no right to consumer info.
 
         Raises:
-            ConsumerNotFound: There is no such consumer. Without ``verify``, its first use raises this.
+            ConsumerNotFound: The consumer does not exist. Without ``verify``, its first use raises this.
         """
         if not flag("verify", verify):
             info = ConsumerInfo(
@@ -198,18 +197,18 @@ class Stream:
         await self._context.run(self._context.api.delete_consumer(self.name, name))
 
     def ordered_consumer(self, *filter_subjects: str, **options: Unpack[OrderedKeywords]) -> OrderedConsumer:
-        """Read this stream in order, without acknowledgements, for as long as you like.
+        """Read this stream in order and without acknowledgements, with an :class:`OrderedConsumer`.
 
         Args:
-            filter_subjects: Only messages on these; none means all.
-            start_sequence: Begin there; or at ``start_time``; or as ``deliver_policy`` says: ``all`` (the default),
+            filter_subjects: Only messages on these subjects; by default all.
+            start_sequence: Begin there; or at ``start_time``; or by ``deliver_policy``: ``all`` (the default),
                 ``new``, ``last``, ``last_per_subject``.
-            headers_only: Without the data.
+            headers_only: Leave out the data.
         """
         return OrderedConsumer(self._context, self.name, OrderedOptions.of(filter_subjects, options))
 
     def consumers(self) -> AsyncIterator[ConsumerInfo]:
-        """Every consumer of this stream."""
+        """List the consumers of this stream."""
         return self._context.pages(lambda offset: self._context.api.consumer_page(self.name, offset))
 
     def consumer_names(self) -> AsyncIterator[str]:
@@ -223,7 +222,7 @@ class Stream:
 
 
 def known_config(stream: Stream) -> StreamConfig:
-    """The stream's configuration as last heard from the server, or what it is taken to be without ``verify``."""
+    """The stream's configuration from the server's last answer, or the assumed one without ``verify``."""
     return stream._known.config
 
 
@@ -234,7 +233,7 @@ def last_messages_patience(context: DriverContext, stream: str) -> Patience:
 async def last_messages(
     context: DriverContext, stream: str, filters: Iterable[str], up_to_sequence: int | None, patience: Patience
 ) -> list[StoredMessage]:
-    """What :meth:`Stream.get_last_messages` returns, for as long as the patience lasts."""
+    """Implements :meth:`Stream.get_last_messages`, with a caller's own patience."""
     await context.run(context.api.require(LAST_GET))
     reading = LastGet(context.api.prefix, stream, filters, up_to_sequence)
     if reading.is_empty:

@@ -13,16 +13,16 @@ __all__ = ["JetStreamMessage"]
 
 
 class JetStreamMessage(AckableMessage):
-    """A message from a stream: ``subject``, ``data``, ``headers``, ``metadata``, and the ways to answer it.
+    """A message from a stream: ``subject``, ``data``, ``headers``, ``metadata``, and its acknowledgement.
 
-    An answer is sent like any publish, together with others: it is accepted when the call returns, and on its way soon
-    after. The server does not confirm it; an ack that is lost means that the message is delivered again. Where that
-    must be known, use :meth:`ack_sync`. A message is answered once; a second answer raises ``UsageError``.
+    An acknowledgement is sent like any publish: the call returns when it is in the send buffer. The server does not
+    confirm it, and redelivers the message if it is lost. :meth:`ack_sync` waits for a confirmation. Each message is
+    acknowledged once; a second acknowledgement raises ``UsageError``.
     """
 
     async def ack(self) -> None:
-        """Done: do not deliver it again."""
-        # The body of _answer() once more: a second coroutine would cost a fifth of what an ack costs.
+        """Acknowledge: the message was processed and must not be redelivered."""
+        # A copy of _answer(): a second coroutine would add a fifth to the cost of an ack.
         client = self._client
         if client is None:
             self._client_to_answer()
@@ -40,26 +40,26 @@ class JetStreamMessage(AckableMessage):
             link.flush_soon()
 
     async def ack_sync(self, timeout: float | None = None) -> None:
-        """Done, and return when the server has noted it.
+        """Acknowledge, and return when the server has recorded it.
 
         Raises:
-            RequestTimeout: No confirmation in time; it may be noted or not, and may be asked again.
-            NoResponders: The consumer or its stream is gone, or has no leader just now.
+            RequestTimeout: No confirmation in time; the server may have recorded the ack. The call may be repeated.
+            NoResponders: The consumer or its stream was deleted, or has no leader at the moment.
         """
         await self._client_to_answer().request(self.reply, ACK, timeout=timeout)
         self._client = None
 
     async def nak(self, delay: float | None = None) -> None:
-        """Not done: deliver it again, now or after ``delay`` seconds."""
+        """Request redelivery, now or after ``delay`` seconds."""
         await self._answer(nak_payload(delay))
         self._client = None
 
     async def in_progress(self) -> None:
-        """Still at it: the consumer's ``ack_wait_s`` begins anew. May be said often."""
+        """Restart the consumer's ``ack_wait_s`` for this message. May be called repeatedly."""
         await self._answer(IN_PROGRESS)
 
     async def term(self, reason: str | None = None) -> None:
-        """Never deliver it again, though it was not processed; ``reason`` goes into the server's advisory."""
+        """Stop redelivery of an unprocessed message; ``reason`` goes into the server's advisory."""
         await self._answer(term_payload(reason))
         self._client = None
 

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import TypeVar, Unpack, cast
 
-from jetspark.aio.calling import Callback, Calling, call
-from jetspark.aio.finishing import is_interrupt
+from jetspark.aio.callbacks import Callback, CallbackRunner, call
+from jetspark.aio.completion import is_interrupt
 from jetspark.aio.link_calls import drain
 from jetspark.aio.message import Message
 from jetspark.aio.transport import Link
@@ -26,13 +26,19 @@ T = TypeVar("T")
 
 
 def subscribe(
-    link: Link, subject: str, queue: str = "", callback: Callback | None = None, **kind: Unpack[SubscriptionKind]
+    link: Link,
+    subject: str,
+    queue: str = "",
+    callback: Callback | None = None,
+    direct: Callable[[Message], None] | None = None,
+    **kind: Unpack[SubscriptionKind],
 ) -> Subscription:
-    """Start receiving. ``kind`` is what :meth:`Connection.subscribe` takes beside the subject and the queue."""
+    """Start receiving; ``direct`` is called while the connection reads. ``kind``: see :meth:`Connection.subscribe`."""
     if callback is not None:
         function("callback", callback, "a function that takes a message")
     link.check_caller()
     reader = SubscriptionReader(link)
+    reader.direct = direct
     try:
         with link.lock, link.doubt:
             reader.state = link.connection.subscribe(subject, queue, reader=reader, **kind)
@@ -44,22 +50,22 @@ def subscribe(
 
 
 async def next_some(subscription: Subscription, timeout: float | None) -> list[Message]:
-    """All messages that are here, and at least one. No method: an interrupt may lose all, where ``next`` loses one."""
+    """Return all received messages, at least one. Not public: an interrupt may lose them all, ``next`` loses one."""
     return cast("list[Message]", await subscription._taken(subscription._state.take_all, timeout))
 
 
 class SubscriptionReader(SubscriptionReaderBase):
-    """What the connection knows of a subscription: who waits for its messages, and who calls back with them."""
+    """The connection's view of a subscription: the waiting readers, and the runner of its callback."""
 
     changed: Changed
-    calling: Calling | None = None
+    callback_runner: CallbackRunner | None = None
 
     def __init__(self, link: Link) -> None:
         super().__init__(link, Changed(link.lock))
 
     async def read_up(self, deadline: float) -> bool:
-        if self.calling is not None:
-            return await self.calling.join(deadline)
+        if self.callback_runner is not None:
+            return await self.callback_runner.join(deadline)
         # In threads: with self._link.lock:
         return await self.changed.wait_for(lambda: not self.state.pending, deadline - self._link.now())
 
@@ -67,8 +73,8 @@ class SubscriptionReader(SubscriptionReaderBase):
 class Subscription(SubscriptionBase):
     """Messages on a subject: iterate with ``async for``, or take one with :meth:`next`. Several tasks may share them.
 
-    At most once: a message is delivered if we are connected and subscribed when it is published. What a reader is
-    too slow for is dropped beyond the subscription's bounds, counted in ``dropped`` and reported as
+    Delivery is at most once: a message arrives if the client is connected and subscribed when it is published. Messages
+    beyond the bounds of unread messages are dropped, counted in ``dropped`` and reported as
     :class:`~jetspark.SlowConsumer`. Iteration ends after ``unsubscribe``, ``drain`` or ``close``; it raises
     :class:`~jetspark.PermissionDenied` when the server did not allow the subscription.
     """
@@ -78,7 +84,7 @@ class Subscription(SubscriptionBase):
         self._state, self._changed = reader.state, reader.changed
         if callback is not None:
             calling_back = partial(self._call_back, callback)
-            reader.calling = Calling(link, calling_back, f"jetspark-callback-{self.subject}")
+            reader.callback_runner = CallbackRunner(link, calling_back, f"jetspark-callback-{self.subject}")
 
     def __aiter__(self) -> AsyncIterator[Message]:
         return self._iterate()
@@ -94,7 +100,7 @@ class Subscription(SubscriptionBase):
                         return
                 else:
                     yield message
-                    del message  # while it waits, nothing that was read is kept alive
+                    del message  # keep no reference to a handled message while waiting
         finally:
             self._reader.wake()  # a drain may wait for us
 
@@ -111,8 +117,8 @@ class Subscription(SubscriptionBase):
         """The next message.
 
         Raises:
-            RequestTimeout: None came within ``timeout`` seconds (None waits for ever).
-            ConnectionClosed: The subscription is over and everything was read.
+            RequestTimeout: No message came within ``timeout`` seconds (None waits without a limit).
+            ConnectionClosed: The subscription has ended and all its messages were read.
         """
         return cast(Message, await self._taken(self._state.take, timeout))
 
@@ -130,13 +136,13 @@ class Subscription(SubscriptionBase):
         return taken
 
     async def unsubscribe(self, max_messages: int = 0) -> None:
-        """End now, or when ``max_messages`` have been received in all. Messages received so far can still be read."""
+        """End the subscription now, or after ``max_messages`` in total. Messages received so far remain readable."""
         unsubscribe(self._link, self._state, max_messages)
 
     async def drain(self, timeout: float | None = None) -> None:
-        """End without losing anything: the server stops sending, then the reader finishes what is here.
+        """End without losing messages: the server stops sending, then the reader finishes the received ones.
 
-        Should the session end first, no more comes either: messages on their way are lost with it.
+        If the session ends first, messages in transit are lost with it.
 
         Raises:
             RequestTimeout: The reader did not finish in time.
@@ -159,7 +165,7 @@ class Subscription(SubscriptionBase):
             await self.unsubscribe()
         except BaseException as error:
             if is_interrupt(error):
-                await self.unsubscribe()  # nobody else will: many of these are inside of one call
+                await self.unsubscribe()  # no later call would: many subscriptions live within one call
             raise
 
     async def _call_back(self, callback: Callback) -> None:

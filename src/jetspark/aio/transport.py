@@ -1,4 +1,4 @@
-"""The asyncio driver's engine: the only place here that touches a socket, a timer or the event loop's streams."""
+"""The asyncio driver's transport: the only module of the driver that uses sockets, timers and loop transports."""
 
 from __future__ import annotations
 
@@ -36,20 +36,21 @@ from jetspark.errors import ConnectionLost, JetSparkError, RequestTimeout, Usage
 
 __all__ = ["DriverAuth", "Link", "expire"]
 
-# One callable of two results: of two callables, type checkers infer neither for a lambda.
+# One callable with a union result: from two callable types, type checkers infer neither for a lambda.
 DriverAuth: TypeAlias = Auth | Callable[[], Auth | Awaitable[Auth]] | None
 
 _logger = logging.getLogger("jetspark.aio")
 
-# Not on Windows, which has no such call.
+# Windows has no sched_yield.
 _give_way: Callable[[], object] = getattr(os, "sched_yield", lambda: None)
 
 
 class Link:
     """Keeps one :class:`Connection` connected, and moves bytes between it and the network.
 
-    It is also where machines and readers meet the loop: it passes on what happened (:meth:`settle`), tells what is
-    attached of events and of time, and waits for room. The blocking driver's has the same methods.
+    It also connects machines and readers to the event loop: it delivers events (:meth:`deliver_events`), calls
+    attachments at their deadlines, and waits for room in the send buffer. The blocking driver's ``Link`` has the same
+    methods.
     """
 
     def __init__(self, connection: Connection, auth: DriverAuth, tls: TLSConfig | None, dispatcher: Dispatcher) -> None:
@@ -57,14 +58,14 @@ class Link:
         self.dispatcher = dispatcher
         self.loop = asyncio.get_running_loop()
         self.lock = nullcontext()
-        """Guards nothing, for one thread uses the link. Modules with a generated twin hold it where the twin has to."""
+        """A no-op, because one thread uses the link. Modules with a generated twin hold it for the twin's sake."""
         self.doubt = InterruptGuard(lambda: None)
         self.room = Changed(self.lock)
         self.now, self.new_waiter = self.loop.time, self.loop.create_future
         self.idle_s: float = getattr(self.loop, "idle_s", 0.0)
         self._session: _Session | None = None
         self.arrived = memoryview(bytearray(READ_BYTES))
-        """What a transport has just read."""
+        """The buffer that transports read into."""
         self._is_establishing = False
         self._reconnecting: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -75,20 +76,20 @@ class Link:
         await self._establish(is_first=True)
 
     def close(self, error: Exception | None = None) -> None:
-        """Drop the transport and end every wait. What the network does not take at once is lost."""
+        """Drop the transport and end every wait. Bytes that the network does not accept at once are lost."""
         if self._reconnecting is not None and self._reconnecting is not asyncio.current_task():
             self._reconnecting.cancel()
         self.flush()  # requests of this step of the loop, see flush_promptly
         self.connection.close(error)
         self._hang_up()
-        self.settle()
+        self.deliver_events()
         self.room.notify_all()
-        self._disarm_timer()  # last: what was told of the end may have set it once more
+        self._disarm_timer()  # last, because callbacks about the end may have set the timer again
 
     def unsent(self) -> tuple[int, int]:
-        """How many messages were never handed to the network, and how many may not have left it: for a loop that ended.
+        """How many messages are in our buffer, and how many may be stuck in the transport of a loop that ended.
 
-        What the system took is sent, also after the program's end.
+        The operating system still sends the bytes it accepted, even after the program's end.
         """
         session = self._session
         transport = None if session is None else session.transport
@@ -99,22 +100,22 @@ class Link:
         return self.now() + timeout_s
 
     def may_wait(self) -> bool:
-        """Any task may wait; a thread of the blocking driver must not wait for what it has to read itself."""
+        """Always True: any task may wait. In the blocking driver, the thread that reads must not."""
         return True
 
     def check_may_wait(self, what: str) -> None:
-        """Refuse to wait where that would be for ever.
+        """Refuse waits that would never end.
 
         Raises:
-            UsageError: This is not the loop of ``connect``.
+            UsageError: The running loop is not that of ``connect``.
         """
         self.check_caller()
 
     def check_caller(self) -> None:
-        """Refuse to be used from another event loop: what it publishes would wait for ours, which may not run at all.
+        """Refuse callers on another event loop: their messages would wait for this loop, which may not even run.
 
         Raises:
-            UsageError: This is not the loop of ``connect``.
+            UsageError: The running loop is not that of ``connect``.
         """
         try:
             is_ours = asyncio.get_running_loop() is self.loop
@@ -127,10 +128,10 @@ class Link:
             )
 
     def flush_soon(self) -> None:
-        """Write what is buffered when the current step of the loop is over; much is gathered into one write.
+        """Flush the buffer at the end of the current loop iteration; many messages share one write.
 
-        Called before something is accepted, it also sees to it that nothing is from another loop. Looking once for each
-        write and not for each message costs nothing that can be measured.
+        Called before a message is accepted, it also refuses callers on another loop. That check runs once per write,
+        not per message, so its cost is not measurable.
         """
         if not self.flush_is_scheduled:
             self.check_caller()
@@ -138,9 +139,9 @@ class Link:
             self.loop.call_soon(self.flush)
 
     def flush_promptly(self) -> None:
-        """Write what is buffered now, for somebody waits for its answer; what follows in this step, when it is over.
+        """Flush now, for a request whose caller waits; later requests of this loop iteration share a write at its end.
 
-        So one request at a time waits for nobody, and of many at a time all but the first share a write.
+        So a single request is written without delay, and of many concurrent ones all but the first share a write.
         """
         if not self.flush_is_scheduled:
             self.flush()
@@ -158,18 +159,19 @@ class Link:
                     self.room.notify_all()
 
     def hand_over(self) -> None:
-        """Flush, then yield the CPU if the server runs on this machine: on two cores it may be waiting for ours."""
+        """Flush, then yield the CPU if the server is local: on two cores it may be waiting for this one."""
         self.flush()
         if self._session is not None and self._session.is_server_here:
             _give_way()
 
     async def write_and_wait(self, deadline: float | None = None, is_over: Callable[[], bool] | None = None) -> None:
-        """Write now; wait while the network takes no more, unless it ``is_over`` for the caller.
+        """Flush now; wait while the network accepts no more, until ``is_over`` returns True.
 
-        Whoever makes it so notifies ``room``. Nothing of the caller's is accepted before this returns.
+        Code that changes the result of ``is_over`` must notify ``room``. The caller's message is not accepted before
+        this returns.
 
         Raises:
-            TimeoutError: It took no more until the deadline.
+            TimeoutError: The network accepted no more until the deadline.
         """
         self.check_caller()
         self.flush()
@@ -180,24 +182,24 @@ class Link:
             await self.wait_for_room(deadline)
 
     async def wait_for_room(self, deadline: float | None = None) -> None:
-        """Until something has changed, and there may be room.
+        """Wait until the send buffer may have room.
 
         Raises:
-            TimeoutError: Nothing has changed until the deadline.
+            TimeoutError: No change until the deadline.
         """
         await self.room.wait(time_left_s(deadline, self.now()))
 
     def call_when_there_is_room(self, callback: Callable[[], None]) -> None:
-        """Like :meth:`wait_for_room`, with a callback instead of waiting."""
+        """Like :meth:`wait_for_room`, but calls ``callback`` instead of waiting."""
         self.room.call(callback)
 
     async def wait_for(self, waiter: Waiter, timeout_s: float, what: str, deadline: float | None = None) -> Any:
-        """The result of an operation. ``deadline`` is for one that began earlier.
+        """Wait for the result of an operation; ``deadline`` overrides ``timeout_s`` for one that began earlier.
 
         Raises:
-            RequestTimeout: It was not there in time.
+            RequestTimeout: No result in time.
         """
-        # A timer of our own costs a third of asyncio.timeout(), and this is what request latency is made of.
+        # A plain timer costs a third of asyncio.timeout(), which dominates request latency.
         timer = self.loop.call_at(
             self.now() + timeout_s if deadline is None else deadline, expire, waiter, what, timeout_s
         )
@@ -206,13 +208,13 @@ class Link:
         finally:
             timer.cancel()
 
-    # ---- the time of what is attached --------------------------------------------------------------------------
+    # ---- deadlines of attachments ------------------------------------------------------------------------------
 
     def set_alarm(self, deadline: float) -> None:
-        """Look at the clock then: something attached has this deadline, which may be nearer than all the others.
+        """Make sure that the timer fires at ``deadline`` or earlier, on behalf of an attachment.
 
-        One timer serves the connection and all that is attached. It is never set later: when it rings too early, it is
-        set anew. Most deadlines move away with each answer, and would be set and cancelled for nothing.
+        One timer serves the connection and all attachments. It is only ever moved to an earlier time; if it fires too
+        early, it is set again. Most deadlines move away with each reply, so postponing the timer would be wasted work.
         """
         if deadline < self._timer_at:
             self._disarm_timer()
@@ -220,13 +222,13 @@ class Link:
             self._timer = self.loop.call_at(deadline, self._on_timer)
 
     def sleep_s(self, alarm: float | None, deadline: float | None) -> float | None:
-        """How long one may sleep who has set an alarm, and has a deadline besides. The alarm is the loop's to ring."""
+        """Seconds a caller may sleep until its deadline. The loop's timer handles the alarm."""
         return None if deadline is None else deadline - self.now()
 
     # ---- a session's life --------------------------------------------------------------------------------------
 
     async def _establish(self, *, is_first: bool) -> None:
-        auth = cast(AuthSource, self._auth)  # what it asks for is awaited before it gets it
+        auth = cast(AuthSource, self._auth)  # _perform awaits secrets, so the procedure receives plain values
         self._is_establishing = True
         try:
             await self._perform_all(establish(self.connection, auth, self._tls, is_first=is_first))
@@ -235,9 +237,9 @@ class Link:
         self.flush()
         self.room.notify_all()
         if self.connection.is_connected:
-            self.connection.on_time(self.now())  # it pings from now on
+            self.connection.on_time(self.now())  # starts the pings
             self._arm_timer()
-        self.settle()
+        self.deliver_events()
 
     async def _perform_all(self, steps: Establishing) -> None:
         try:
@@ -248,7 +250,7 @@ class Link:
             raise
 
     async def _perform(self, step: Step) -> Any:
-        self.settle()  # an attempt that failed is reported before the next
+        self.deliver_events()  # report a failed attempt before the next one
         if self.connection.is_closed:
             raise ConnectionLost("closed while connecting")
         timeout_s = self.connection.options.connect_timeout_s
@@ -289,7 +291,7 @@ class Link:
         session = self._session
         self.flush()
         while True:
-            # Looked at first: what made the machine ready may have come together with what it must not go on from.
+            # Checked first: the bytes that completed the handshake may have been followed by a failure.
             if session is None or session.failure is not None:
                 raise (session and session.failure) or ConnectionLost("the connection was dropped")
             if is_done():
@@ -302,24 +304,24 @@ class Link:
         if session is not None and session.transport is not None:
             session.transport.abort()
 
-    # ---- what the transport tells us ---------------------------------------------------------------------------
+    # ---- callbacks of the transport ----------------------------------------------------------------------------
 
     def on_data(self, session: _Session, data: bytes) -> None:
         if session is not self._session:
-            return  # a late chunk of a session that is over
+            return  # a late chunk of an ended session
         try:
             self.connection.receive_data(data)
         except JetSparkError as error:
             self.on_lost(session, error)
             return
         except Exception as error:
-            # A mistake of ours. Raised, asyncio would drop the transport and say so to nobody who uses the connection.
-            _logger.exception("reading what the server sent failed; the session ends")
+            # A bug in this library. If it were raised, asyncio would drop the transport without notifying any caller.
+            _logger.exception("connection to %s: reading failed; the session ends", self.connection.server)
             self.on_lost(session, error)
             return
         if session.progress is not None and not session.progress.done():
             session.progress.set_result(None)
-        self.settle()
+        self.deliver_events()
 
     def on_lost(self, session: _Session, error: Exception) -> None:
         if session.failure is None:
@@ -327,14 +329,14 @@ class Link:
         if session.progress is not None and not session.progress.done():
             session.progress.set_result(None)
         if session is not self._session or not self.connection.is_connected:
-            return  # an attempt's failure is its generator's to handle
+            return  # the connect procedure handles failures of its own attempts
         self.connection.end(describe_error(session.failure))
         self._hang_up()
         self.room.notify_all()
-        self.settle()
+        self.deliver_events()
         if self.connection.is_closed or self._is_establishing:
-            # An event handler may have closed us; or the server let us in and dropped us before the attempt was over,
-            # and the attempt sees that by itself.
+            # An event handler may have closed the connection. Or the server dropped it before the attempt ended, which
+            # the attempt notices by itself.
             return
         if self.connection.options.reconnect:
             self._reconnecting = self.loop.create_task(self._reconnect(), name="jetspark-reconnect")
@@ -344,7 +346,7 @@ class Link:
     def on_writable(self, session: _Session) -> None:
         if session is self._session:
             self.flush()
-            self.room.notify_all()  # also those that wait with nothing left to flush
+            self.room.notify_all()  # flush() notifies only when it has written bytes
 
     async def _reconnect(self) -> None:
         try:
@@ -355,7 +357,7 @@ class Link:
             self._reconnecting = None
 
     def _on_timer(self) -> None:
-        """Somebody's moment has come, or has moved away meanwhile: each is asked."""
+        """A timer fired: call ``on_time`` on every attachment whose deadline has passed, then set the next timer."""
         self._timer, self._timer_at = None, math.inf
         now, session = self.now(), self._session
         if session is not None:
@@ -366,7 +368,7 @@ class Link:
         for attached in self.dispatcher.due(now):
             self.dispatcher.guard(attached.on_time, now)
         self._arm_timer()
-        self.settle()
+        self.deliver_events()
 
     def _arm_timer(self) -> None:
         of_session = self.connection.next_deadline() if self.connection.is_connected else None
@@ -379,8 +381,8 @@ class Link:
             self._timer.cancel()
             self._timer, self._timer_at = None, math.inf
 
-    def settle(self) -> None:
-        """After every call into the connection: pass on what happened, send what it has to say."""
+    def deliver_events(self) -> None:
+        """After every call into the connection: deliver its events and flush its output."""
         connection = self.connection
         events = connection.events()
         if events:
@@ -388,15 +390,15 @@ class Link:
         if connection.out_bytes:
             self.flush_soon()
         if connection.is_leaving and connection.is_connected:
-            # Its deadline comes nearer by what it receives: only then, and only while it goes to another server.
+            # Only while the connection moves to another server can received bytes bring its deadline nearer.
             self._arm_timer()
 
 
 class _Session(asyncio.BufferedProtocol):
-    """One transport's callbacks; a new one for each attempt, so that a late callback cannot hit the next session.
+    """The callbacks of one transport; each attempt has its own, so a late callback cannot affect the next session.
 
-    The transport reads into memory that is there already. For a plain protocol it takes memory for all it might get,
-    at each read anew, and from the system: that took a third of a request's time, and a tenth of reading a stream.
+    The transport reads into a preallocated buffer. A plain ``Protocol`` would allocate a buffer of maximum size for
+    each read: that took a third of a request's time, and a tenth of the time to read a stream.
     """
 
     def __init__(self, link: Link) -> None:
@@ -419,7 +421,7 @@ class _Session(asyncio.BufferedProtocol):
         self.data_received(bytes(self._link.arrived[:nbytes]))
 
     def data_received(self, data: bytes) -> None:
-        """For transports that have the bytes in hand."""
+        """Called by transports that do not use the buffer."""
         self._link.on_data(self, data)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -445,6 +447,6 @@ async def _within(timeout_s: float, what: str, work: Any) -> Any:
 
 
 def expire(future: asyncio.Future[Any], what: str, timeout_s: float) -> None:
-    """For a timer: the wait is over without an answer."""
+    """Timer callback: fail a pending wait with ``RequestTimeout``."""
     if not future.done():
         future.set_exception(RequestTimeout(what, timeout_s))

@@ -1,4 +1,4 @@
-"""How one task waits for another. The blocking driver's module has the same names."""
+"""Waiting of one task for another. The blocking driver's module has the same names."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from typing import Any, TypeAlias
 __all__ = ["Changed", "Waiter"]
 
 Waiter: TypeAlias = asyncio.Future[Any]
-"""What somebody waits for until it has a result or an error."""
+"""A future that its owner resolves with a result or an error."""
 
 
 class Changed:
-    """Tasks that wait until another one says that something has changed.
+    """A condition variable: tasks wait here until another task calls :meth:`notify_all`.
 
-    One that is cancelled leaves nothing behind, in the same time however many there are.
+    A cancelled wait is removed in constant time.
     """
 
     __slots__ = ("_waiters",)
 
     def __init__(self, lock: object) -> None:
-        """``lock`` is the link's. It guards nothing here; the blocking driver's threads give it up while they wait."""
+        """``lock`` is the link's; unused here, while the blocking driver's threads release it during a wait."""
         self._waiters: dict[asyncio.Future[bool], None] = {}
 
     def __len__(self) -> int:
         return len(self._waiters)
 
     async def wait(self, timeout_s: float | None = None) -> bool:
-        """Until something has changed; False when the time is up."""
+        """Wait for :meth:`notify_all`; False after ``timeout_s``."""
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[bool] = loop.create_future()
         self._waiters[waiter] = None
@@ -41,13 +41,13 @@ class Changed:
             self._waiters.pop(waiter, None)
 
     def call(self, callback: Callable[[], None]) -> None:
-        """Call it once, when something has changed."""
+        """Call ``callback`` once, at the next :meth:`notify_all`."""
         waiter: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         waiter.add_done_callback(lambda _: callback())
         self._waiters[waiter] = None
 
     async def wait_for(self, is_so: Callable[[], object], timeout_s: float | None = None) -> bool:
-        """Until ``is_so``; False when it is not within the time."""
+        """Wait until ``is_so`` returns a true value; False after ``timeout_s``."""
         loop = asyncio.get_running_loop()
         deadline = None if timeout_s is None else loop.time() + timeout_s
         while not is_so():
@@ -56,7 +56,7 @@ class Changed:
         return True
 
     def notify_all(self) -> None:
-        """All go on, in the order they came."""
+        """Wake all waiters, in the order of their arrival."""
         if self._waiters:
             waiters, self._waiters = self._waiters, {}
             for waiter in waiters:

@@ -20,7 +20,7 @@ from jetspark.app.entities.event_comparison import EntityDifference, Reconciliat
 from jetspark.app.handlers.context import Context
 from jetspark.app.handlers.handler_spec import HandlerSpec
 from jetspark.app.handlers.retry import Breaker, HandlerTimeout, Reject, Retry, RetryIn, Skip
-from jetspark.app.projections.live import LiveOptions
+from jetspark.app.projections.live_options import LiveOptions
 from jetspark.app.projections.projection_spec import ProjectionSpec
 from jetspark.app.projections.views import View, ViewEntry, ViewPosition, ViewReplica
 from jetspark.app.projections.windows import Window
@@ -30,7 +30,7 @@ from jetspark.app.stored_events import FailureCause
 from jetspark.app.telemetry import AttemptResult, HandlerAttempt, HandlerObserver, HeldEvents, LetterChange
 from jetspark.app.timers import FiredTimer, Timer, Timers
 from jetspark.app.topology.declared import TopologyPlan
-from jetspark.app.workflows.commands import CommandAnswered
+from jetspark.app.workflows.command_events import CommandAnswered
 from jetspark.app.workflows.runs import RunRetry, WorkflowRun, WorkflowRuns
 from jetspark.errors import CommandRefused as Refused
 from jetspark.state.changes import DELETE

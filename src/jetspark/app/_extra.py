@@ -1,4 +1,4 @@
-"""Imported before everything else here: without the extra the error says how to install it."""
+"""Imported first: without the extra, its error says how to install it."""
 
 from jetspark.errors import MissingExtra
 

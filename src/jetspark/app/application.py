@@ -10,15 +10,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iter
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar, Unpack
 
-from jetspark.aio.connecting import connect
-from jetspark.app.client import AppClient
-from jetspark.app.commands.answering import check_inbox_prefixes
+from jetspark.aio.connector import connect
+from jetspark.app.client import AppClient, ConnectArguments
 from jetspark.app.commands.command_spec import CommandSpec, Guarding
+from jetspark.app.commands.reply_rule import check_inbox_prefixes
 from jetspark.app.commands.wire import command_subject
-from jetspark.app.connecting import ConnectArguments
 from jetspark.app.contracts.catalogue import Catalogue, returned_types
 from jetspark.app.contracts.compatibility import DEFAULT_MODE, Mode, check_mode
-from jetspark.app.entities.entity_spec import EntitySpec, StatePlace, Truth
+from jetspark.app.entities.entity_spec import EntitySpec, StateSubjects, Truth
 from jetspark.app.handlers.handler_spec import (
     BatchHandlerOptions,
     HandlerFunction,
@@ -28,16 +27,16 @@ from jetspark.app.handlers.handler_spec import (
     check_options,
 )
 from jetspark.app.layout import DUPLICATE_WINDOW_S, topology_of
-from jetspark.app.projections.projection_spec import Invariant, ProjectionSpec, make_spec
+from jetspark.app.projections.projection_spec import Invariant, ProjectionArguments, ProjectionSpec, make_spec
 from jetspark.app.projections.windows import Window
 from jetspark.app.provisioning import apply_topology, make_plan
 from jetspark.app.signals import on_signals
 from jetspark.app.spec import AppSpec
 from jetspark.app.timers import check_stream, timer_subjects
 from jetspark.app.topology.declared import Topology, TopologyPlan
-from jetspark.app.topology.keeping import check_keeps
 from jetspark.app.topology.names import advisory_stream, check_app_name
-from jetspark.app.workflows.commands import CommandKinds, workflow_subjects
+from jetspark.app.topology.retention import check_retention
+from jetspark.app.workflows.command_events import CommandKinds, workflow_subjects
 from jetspark.app.workflows.workflow_spec import RunRecord, WorkflowSpec
 from jetspark.core.arguments import flag, instance, iterate, text, texts, unfit
 from jetspark.core.subjects import overlaps
@@ -49,14 +48,14 @@ if TYPE_CHECKING:
     from jetspark.aio.jetstream import JetStream
     from jetspark.app.commands.command_runner import CommandOptions
     from jetspark.app.commands.command_spec import Command, CommandReply
-    from jetspark.app.projections.live import LiveOptions
+    from jetspark.app.projections.live_options import LiveOptions
     from jetspark.app.settings import Setting, SettingsSpec
     from jetspark.app.telemetry import HandlerObserver
 
 __all__ = ["App"]
 
 STOP_TIMEOUT_S = 30.0
-"""How long handlers may finish when the application is to end."""
+"""How long running handlers may take to finish when the application ends."""
 
 STEPS_AT_A_TIME = 128
 """Steps of a workflow that run at a time. A step waits for its commit, and steps that wait are stored together: on one
@@ -64,20 +63,20 @@ replica and disk a batch takes as long for one as for a hundred."""
 
 _Handler = TypeVar("_Handler", bound=HandlerFunction)
 _Kind = TypeVar("_Kind", bound=type[Any])
-Lifespan: TypeAlias = Callable[[], AsyncIterator[Any]]
+Lifespan: TypeAlias = Callable[[], AsyncIterator[object]]
 _Lifespan = TypeVar("_Lifespan", bound=Lifespan)
 _Observer = TypeVar("_Observer", bound="HandlerObserver")
 _is_version = re.compile(r"\d+\.\d+\.\d+(?:[-+][0-9A-Za-z.+-]+)?").fullmatch
 
 
-def _check_texts(**values: Any) -> None:
+def _check_texts(**values: object) -> None:
     for name, value in values.items():
         if value is not None or name == "version":
             text(name, value)
 
 
 def _several(what: str, values: Any, kind: str) -> list[Any]:
-    """Several values. A text is none: it has characters, and nobody means those."""
+    """A list of several values. A single text is refused: it would be read as a list of its characters."""
     expected = f"a list of {kind}"
     if isinstance(values, str):
         raise unfit(what, values, expected)
@@ -85,12 +84,13 @@ def _several(what: str, values: Any, kind: str) -> list[Any]:
 
 
 class App:
-    """An event application: one stream, its events, and what is done with them.
+    """An event application: one stream, its events, and the handlers, projections, commands, entities and workflows on
+    it.
 
     Declaring does nothing yet: ``await app.run(url)`` starts its workers, ``app.connect(url)`` a client.
 
     Args:
-        name: Of the application; part of the names of its dead-letter and retry streams and of its buckets.
+        name: The application's name; part of the names of its dead-letter and retry streams and of its buckets.
         stream: The stream that stores its events; a :class:`StreamConfig` to give it limits, replicas and the like.
         subjects: What the stream stores. Without any (and without those of a ``StreamConfig``) the stream belongs to
             another application, and is only read.
@@ -99,12 +99,12 @@ class App:
             not declared are refused wherever they would be published.
         buckets: Further buckets it needs.
         compatibility: What a new version of an event is checked for, in the words of Confluent's registry.
-        timers: Let the stream hold timers (:class:`Timers`), too.
-        version: Of the application, as its workers tell those who look for services; three numbers.
+        timers: Let the stream hold timers (:class:`Timers`).
+        version: The application's version in service discovery; three numbers.
         advisories: A stream that stores the server's advisories already, such as one on ``$JS.EVENT.ADVISORY.>``: they
             are read there. Without, the application has a stream of its own for those about its consumers.
-        inbox_prefixes: Where callers of commands have their inboxes, besides ``_INBOX``: the ``inbox_prefix`` that they
-            connect with. Workers answer there, and on no other subject.
+        inbox_prefixes: Inbox prefixes of command callers besides ``_INBOX``: the ``inbox_prefix`` that they connect
+            with. Workers answer there, and on no other subject.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class App:
         stream: str | StreamConfig,
         subjects: Sequence[str] = (),
         source: str | None = None,
-        events: Sequence[type[Any]] = (),
+        events: Sequence[type[object]] = (),
         buckets: Sequence[KVConfig | str] = (),
         compatibility: Mode = DEFAULT_MODE,
         timers: bool = False,
@@ -184,7 +184,7 @@ class App:
 
     @property
     def handlers(self) -> Mapping[str, HandlerSpec]:
-        """By durable name."""
+        """The handlers by durable name."""
         return self._spec.handlers
 
     @property
@@ -201,7 +201,7 @@ class App:
 
     @property
     def catalogue(self) -> Catalogue:
-        """Every type of event it declares, and those that its handlers and projections take and handlers return.
+        """Every declared event type, including the ones that handlers and projections take and handlers return.
 
         Raises:
             ConfigError: A handler takes a class that is not an event, or two classes have one type and version.
@@ -212,10 +212,10 @@ class App:
         """Everything it needs on the server.
 
         Args:
-            only: As far as these handlers, projections and commands need it; all of them if there are none.
+            only: Limit the result to these handlers, projections and commands; all by default.
 
         Raises:
-            ConfigError: It declares something twice, or a handler takes a class that is not an event.
+            ConfigError: Something is declared twice, or a handler takes a class that is not an event.
         """
         return topology_of(self._spec, only)
 
@@ -229,8 +229,8 @@ class App:
         """Make a type of event known that the application publishes: ``@app.register`` above its class, or a call.
 
         Raises:
-            ConfigError: It is no type of event, another class has the same type and version, or the application's
-                stream does not store its subject.
+            ConfigError: The class is not an event type, another class has the same type and version, or the
+                application's stream does not store its subject.
         """
         self._spec = self._spec.with_events(kind)
         return kind
@@ -239,10 +239,10 @@ class App:
         self,
         name: str,
         *,
-        state: Any,
+        state: object,
         truth: Truth = "state",
-        events: Sequence[type[Any]] = (),
-        fold: type[Any] | None = None,
+        events: Sequence[type[object]] = (),
+        fold: type[object] | None = None,
     ) -> EntitySpec:
         """Declare a kind of entity: a state that is changed together with its events.
 
@@ -251,11 +251,11 @@ class App:
         NATS client can read the states as bucket ``shop``; else they are on ``states.<app>.<name>.<key>``.
 
         Args:
-            name: Of the kind, the first part of its keys.
+            name: The name of the kind, which is the first part of its keys.
             state: The type of a state, which msgspec encodes: a Struct, a dataclass, a dict.
-            truth: Which counts where state and events differ, because somebody wrote only one of them: the ``"state"``
-                or the ``"events"``. ``jetspark reconcile`` compares both, and repairs by this.
-            events: The types of events that tell the history of an entity.
+            truth: Which one counts where state and events differ, because a program wrote only one of them: the
+                ``"state"`` or the ``"events"``. ``jetspark reconcile`` compares both, and repairs by this.
+            events: The event types that form the history of an entity.
             fold: A class that makes a state of them, with ``key(event)`` and ``apply(state, event)`` as that of a
                 projection. With the state as the truth it may have ``correct(key, folded, state)``: it returns the
                 events that lead from what the events make to the state.
@@ -266,8 +266,8 @@ class App:
         """
         if not self._spec.owns_stream:
             raise ConfigError(f"entities {name!r}: expected subjects=; they are kept in a stream of the app's own")
-        place = StatePlace.of(self.name, self.stream)
-        spec = EntitySpec(name, state, place, truth=truth, events=events, fold=fold)
+        subjects = StateSubjects.of(self.name, self.stream)
+        spec = EntitySpec(name, state, subjects, truth=truth, events=events, fold=fold)
         if name in self._spec.entities:
             raise ConfigError(f"entities {name!r}: expected a name of its own; others have it")
         limit = self._spec.stream_config.max_messages_per_subject
@@ -275,8 +275,8 @@ class App:
             raise ConfigError(
                 f"entities with max_messages_per_subject={limit}: it would drop events of the same stream"
             )
-        check_keeps(self._spec.stream_config, f"entities {name!r}", "their states")
-        self._store_also(f"{place.prefix}>")
+        check_retention(self._spec.stream_config, f"entities {name!r}", "their states")
+        self._store_also(f"{subjects.prefix}>")
         self._spec = self._spec.with_events(*events)
         self._change(entities={**self._spec.entities, name: spec})
         return spec
@@ -298,11 +298,13 @@ class App:
         self._change(settings={**self._spec.settings, spec.bucket.bucket: spec})
         return spec
 
-    def handler(self, *events: type, durable: str, **options: Unpack[HandlerOptions]) -> Callable[[_Handler], _Handler]:
+    def handler(
+        self, *events: type[object], durable: str, **options: Unpack[HandlerOptions]
+    ) -> Callable[[_Handler], _Handler]:
         """Declare a handler of one or more event types; the options are the fields of :class:`HandlerSpec`.
 
         Raises:
-            ConfigError: There is no such option, or its value is wrong, or another handler has the name.
+            ConfigError: An option is unknown or has an invalid value, or another handler has the name.
         """
         check_options(durable, options, HandlerOptions)
 
@@ -314,7 +316,7 @@ class App:
 
     def batch_handler(
         self,
-        *events: type,
+        *events: type[object],
         durable: str,
         batch: int = 500,
         batch_wait_s: float = 0.2,
@@ -322,12 +324,12 @@ class App:
     ) -> Callable[[_Handler], _Handler]:
         """Declare a handler that is called with a list of events: one commit for many, then all are acknowledged.
 
-        One batch runs at a time, with its events in the order of the stream. A batch that fails acknowledges nothing:
-        its events are tried again one by one, so that one that cannot succeed ends in the dead letters alone. So order
-        does not hold through retries. It gets what lifespans made, and no context, and returns nothing.
+        One batch runs at a time, with its events in stream order. A failed batch acknowledges nothing: its events are
+        tried again one by one, so that only an event that cannot succeed ends in the dead letters. Order does not hold
+        through retries. The function takes the objects that lifespans yield, but no context, and returns nothing.
 
         Raises:
-            ConfigError: There is no such option, or its value is wrong, or another handler has the name.
+            ConfigError: An option is unknown or has an invalid value, or another handler has the name.
         """
         check_options(durable, options, BatchHandlerOptions)
 
@@ -356,7 +358,7 @@ class App:
         self,
         name: str,
         *,
-        events: Sequence[type],
+        events: Sequence[type[object]],
         bucket: KVConfig | str,
         version: int = 1,
         invariants: Sequence[Invariant] = (),
@@ -367,17 +369,17 @@ class App:
     ) -> Callable[[_Kind], _Kind]:
         """Declare state that events are folded into: ``@app.projection(...)`` above a class with ``key`` and ``apply``.
 
-        ``key(self, event)`` says which key an event concerns: a text, several, or None for none; in a class without it,
-        the key of an event is that of its type (``key=`` of the event). ``apply(self, state,
-        event)`` is pure, and returns the new state or ``DELETE``; the state is None for a key that has none. With
-        a third parameter it is told the key. A type for ``state`` is what it is decoded into.
+        ``key(self, event)`` returns the key that an event concerns: a text, several, or None for none; a class without
+        it uses the key of the event's type (``key=`` of the event). ``apply(self, state, event)`` is pure, and returns
+        the new state or ``DELETE``; the state is None for a new key. A third parameter receives the key. The type of
+        ``state`` is the type that it is decoded into.
 
         Args:
             events: The types it is made of.
-            bucket: Where its state is kept, one key for each of its own.
-            version: Of the fold. Another fold is another version, and has to be rebuilt.
-            invariants: Functions of a state that return what is false (``False``, ``0``, ``""``), or raise, if it must
-                not be. None passes.
+            bucket: The bucket with its states, one key for each of its own.
+            version: The fold's version. A changed fold needs a new version and a rebuild.
+            invariants: Functions of a state that return a false value (``False``, ``0``, ``""``) or raise for an
+                invalid state. None passes.
             window: Have a state for each key and hour, or the like.
             lookups: Projections declared above, whose state of the same key ``apply(self, state, event, lookup)`` gets
                 as ``lookup["<name>"]``: as it was before the event, whichever engine folds.
@@ -389,20 +391,20 @@ class App:
                 duplicate window protects.
 
         Raises:
-            ConfigError: The class is no fold, or the bucket or the name has another use already.
+            ConfigError: The class is not a fold, or the bucket or the name has another use already.
         """
 
         def declare(kind: _Kind) -> _Kind:
-            options = {
-                "events": events,
-                "bucket": bucket,
-                "version": version,
-                "invariants": invariants,
-                "window": window,
-                "lookups": self._looked_up(name, lookups),
-                "filtered": filtered,
-                "unique_ids": unique_ids,
-            }
+            options = ProjectionArguments(
+                events=events,
+                bucket=bucket,
+                version=version,
+                invariants=invariants,
+                window=window,
+                lookups=self._looked_up(name, lookups),
+                filtered=filtered,
+                unique_ids=unique_ids,
+            )
             self._add_projection(make_spec(name, kind, options))
             return kind
 
@@ -445,7 +447,7 @@ class App:
         ``AppClient.call``.
 
         Raises:
-            ConfigError: The class is no command, the name is taken, or the stream would store the requests.
+            ConfigError: The class is not a command, the name is taken, or the stream would store the requests.
         """
 
         def declare(kind: _Kind) -> _Kind:
@@ -467,8 +469,8 @@ class App:
         self,
         name: str,
         *,
-        key: str | Callable[[Any], Any],
-        events: Sequence[type] | None = None,
+        key: str | Callable[[Any], object],
+        events: Sequence[type[object]] | None = None,
         version: int = 1,
         **options: Unpack[WorkflowOptions],
     ) -> Callable[[_Kind], _Kind]:
@@ -476,23 +478,24 @@ class App:
 
         ``react`` is pure, and returns a :class:`Decision`: the run's new state, events, commands to send, timers to set
         or cancel, and whether the run is over; or None if the event does not matter. The state is None for the first
-        event of a run. What becomes of a command comes back as :class:`CommandAnswered`. Each step is stored whole or
-        not at all. The type of ``state`` is what it is decoded into.
+        event of a run. The answer to a command comes back as :class:`CommandAnswered`. Each step is stored whole or not
+        at all. The type of ``state`` is the type that it is decoded into.
 
         Args:
-            name: Of the workflow; its handler has it as its durable, and its runs are entities of this name.
-            key: The field of the events that says which run they belong to, or a function of an event.
-            events: What it reacts to; the types at ``event`` of ``react``, if not given.
-            version: Of the state. An older one is given to ``def upcast(self, state, version)``, if there is one.
-            options: Those of a handler: concurrency (128 by default), retry, partitions and so on.
+            name: The workflow's name, which is also its handler's durable; its runs are entities of this name.
+            key: The field of the events that contains their run's key, or a function of an event.
+            events: The event types that the workflow takes; the types at ``event`` of ``react``, if not given.
+            version: The version of the state. An older state is passed to ``def upcast(self, state, version)``, if the
+                class has it.
+            options: Options of a handler: concurrency (128 by default), retry, partitions and so on.
 
         Raises:
-            ConfigError: The class is no workflow, or the stream would drop the states of runs; see ``app.entities``.
+            ConfigError: The class is not a workflow, or the stream would drop the states of runs; see ``app.entities``.
         """
         check_options(name, options, WorkflowOptions)
 
         def declare(kind: _Kind) -> _Kind:
-            from jetspark.app.workflows.step_handler import handler_of
+            from jetspark.app.workflows.workflow_handlers import handler_of
 
             spec = WorkflowSpec(name, kind, app=self.name, key=key, events=events, version=version)
             self.entities(name, state=RunRecord)
@@ -508,7 +511,7 @@ class App:
 
     def _declare_sender(self, workflow: str, kinds: CommandKinds, options: WorkflowOptions) -> None:
         """Have a workflow's commands stored and sent, in the order of their runs."""
-        from jetspark.app.workflows.sending import SENDING_TIMEOUT_S, sender_of
+        from jetspark.app.workflows.workflow_handlers import SENDING_TIMEOUT_S, sender_of
 
         self._store_also(workflow_subjects(self.name))
 
@@ -531,15 +534,15 @@ class App:
         return function  # type: ignore[return-value]  # the check has narrowed it
 
     def observe(self, observer: _Observer) -> _Observer:
-        """Have an observer told what handlers do, in every process that runs them: ``app.observe(Metrics())``.
+        """Add an observer of handlers, in every process that runs them: ``app.observe(Metrics())``.
 
-        It has to be declared before the application runs; see :class:`HandlerObserver`.
+        Declare it before the application runs; see :class:`HandlerObserver`.
         """
         self._change(observers=(*self._spec.observers, observer))
         return observer
 
     async def plan(self, servers: str | Iterable[str], **options: Unpack[ConnectArguments]) -> TopologyPlan:
-        """What differs between what the application declares and what the server has; nothing is changed.
+        """The difference between the declaration and the server; nothing is changed.
 
         The options are those of :func:`jetspark.connect`. ``str()`` of the plan is the difference, in lines.
         """
@@ -549,10 +552,12 @@ class App:
     async def apply(
         self, servers: str | Iterable[str], *, allow: bool = False, **options: Unpack[ConnectArguments]
     ) -> TopologyPlan:
-        """Make what the application declares, or change it, and return what was done. Done again, it does nothing.
+        """Create or update everything that the application declares, and return the steps taken. A second call takes
+        none.
 
         Args:
-            allow: Make changes that can lose something, too. What the server cannot change is refused all the same.
+            allow: Also make changes that can lose something. Changes that the server does not support are refused all
+                the same.
 
         Raises:
             TopologyRefused: A change is destructive and not allowed, or impossible; nothing was done.
@@ -570,9 +575,9 @@ class App:
         """A client that publishes its events: ``async with app.connect(url) as orders``.
 
         Args:
-            decide_here: Have ``call`` decide commands in this program, and ask no worker: True, or options. It needs
-                the permissions of a worker on the stream.
-            options: Those of :func:`jetspark.connect`.
+            decide_here: Decide commands in this program instead of asking a worker: True, or options. It needs the
+                permissions of a worker on the stream.
+            options: Options of :func:`jetspark.connect`.
 
         Raises:
             ConfigError: ``decide_here`` is neither True, nor False, nor :class:`CommandOptions`.
@@ -598,26 +603,26 @@ class App:
     ) -> None:
         """Run handlers, projections and commands until cancelled, or until SIGTERM or Ctrl-C; then end in order.
 
-        Ending: nothing more is pulled, what runs may finish, the rest is given back to the server in its order.
-        Projections store what they have read. Commands that have arrived are decided and answered. A server that is
-        away is waited for in none of this for longer than a few seconds.
+        To end, the workers stop pulling, finish running handlers where possible, and return the other messages to the
+        server in order. Projections store the events they have read. Commands that have arrived are decided and
+        answered. None of this waits longer than a few seconds for a server that does not answer.
 
         Args:
-            only: Names of the handlers, projections and commands to run; all if there are none. Only what these need is
-                compared with the server.
+            only: Run these handlers, projections and commands; all by default. Only their streams, buckets and
+                consumers are compared with the server.
             stop_timeout: Seconds that running handlers have to finish; after that they are cancelled.
             apply: Make what the application declares, as :meth:`apply` does, before it starts.
-            live: How projections are run.
-            serving: How commands are served.
+            live: Options of live projections.
+            serving: Options of serving commands.
             signals: End at SIGTERM and Ctrl-C. The program's own handlers of these signals are called as well, and are
                 in place again afterwards; several applications in one process all end. False leaves signals to the
                 program, which ends this by cancelling it. Outside of the main thread it is always so.
-            options: Those of ``jetspark.connect``.
+            options: Options of ``jetspark.connect``.
 
         Raises:
             TopologyDrift: The server is not as the application declares; the message is the difference.
-            TopologyRefused: With ``apply``: the server cannot be made so without a loss.
-            PermissionDenied: This user may not use a subject that a worker cannot do without.
+            TopologyRefused: With ``apply``: the server cannot be made to match without a loss.
+            PermissionDenied: This user has no permission for a subject that a worker needs.
             ConfigError: A handler wants something that no lifespan yields.
         """
         flag("signals", signals)

@@ -1,4 +1,4 @@
-"""What led to what is done at the moment: kept in a context variable, so that it follows every task that is started."""
+"""The cause of current work, in a context variable, so that every task that is started inherits it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _read_traceparent = re.compile(r"([0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-)(?!0{16})[0
 
 
 class CauseLike(Protocol):
-    """What can be a cause: a ``Decoded`` event is one, whose headers are only read when the trace is asked for."""
+    """A possible cause. A ``Decoded`` event is one; its headers are only read for the trace."""
 
     @property
     def id(self) -> str: ...
@@ -32,7 +32,7 @@ class Cause(NamedTuple):
 
 
 current_cause: ContextVar[CauseLike | None] = ContextVar("jetspark_cause", default=None)
-"""None outside of handlers: there something begins, and has no cause."""
+"""None outside of handlers, where a new correlation starts."""
 
 
 def new_trace(random_bits: Callable[[int], int]) -> str:
@@ -42,6 +42,6 @@ def new_trace(random_bits: Callable[[int], int]) -> str:
 
 
 def child_of(traceparent: str | None, random_bits: Callable[[int], int]) -> str:
-    """The same trace with a span of its own; a new trace if there is none, or none that is one."""
+    """A new span in the given trace, or in a new trace if the value is missing or invalid."""
     found = None if traceparent is None else _read_traceparent(traceparent)
     return new_trace(random_bits) if found is None else f"{found[1]}{random_bits(64) | 1:016x}{found[2]}"

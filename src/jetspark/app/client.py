@@ -12,16 +12,17 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
 
 from jetspark.aio.client import Client
 from jetspark.aio.clock import rng as loop_rng
-from jetspark.aio.connecting import connect
+from jetspark.aio.connector import connect
 from jetspark.aio.fast import FastPublisher
 from jetspark.aio.jetstream import JetStream
 from jetspark.app.causes import CauseLike, child_of, current_cause
 from jetspark.app.clock import nanoseconds_now, utc_now
 from jetspark.app.contracts.catalogue import Contract, contract_of
 from jetspark.app.contracts.envelope import Encoded, encode, write_event
-from jetspark.app.contracts.ids import NewIds
+from jetspark.app.contracts.event_ids import NewIds
 from jetspark.app.timers import Timers
 from jetspark.core.headers import encode as encode_headers
+from jetspark.core.options import ConnectKeywords
 from jetspark.errors import ConfigError, UsageError
 from jetspark.jetstream.info import PubAck
 from jetspark.jetstream.publishing import Expect
@@ -29,19 +30,23 @@ from jetspark.publish.fast_options import FastPublisherKeywords
 from jetspark.publish.outgoing import Item
 
 if TYPE_CHECKING:
+    from jetspark.aio.transport import DriverAuth
     from jetspark.app.commands.command_runner import CommandOptions
     from jetspark.app.commands.command_spec import Command, CommandReply
-    from jetspark.app.commands.here import DecidingHere
-    from jetspark.app.connecting import ConnectArguments
+    from jetspark.app.commands.local_decider import LocalDecider
     from jetspark.app.dead_letters.access import AppDeadLetters, ScheduledRetries
-    from jetspark.app.entities.committing import Committer
+    from jetspark.app.entities.committer import Committer
     from jetspark.app.entities.entities import Entities, EntityWriter
     from jetspark.app.projections.views import FoldOf, View, Views
     from jetspark.app.settings import Settings
     from jetspark.app.spec import AppSpec, HasSpec
     from jetspark.app.workflows.runs import WorkflowRuns
+    from jetspark.core.events import OnEvent
+    from jetspark.core.options import ConnectOptions, TLSConfig
 
-__all__ = ["AppClient", "BulkPublisher"]
+
+__all__ = ["AppClient", "BulkPublisher", "ConnectArguments"]
+
 
 _logger = logging.getLogger("jetspark.app")
 
@@ -49,14 +54,26 @@ SHARED = 100
 """Events of a bulk that share one time: they are made within a millisecond."""
 
 
+_ID = "{id}"
+"""Stands for the id in a header block that many events share."""
+
 S = TypeVar("S")
+
+
+class ConnectArguments(ConnectKeywords, total=False):
+    """The keyword arguments of ``jetspark.connect``, which methods of an application pass on."""
+
+    auth: DriverAuth
+    tls: TLSConfig | None
+    on_event: OnEvent | None
+    options: ConnectOptions | None
 
 
 class AppClient:
     """Publishes the events of an application, from any program: ``async with app.connect(url) as orders``.
 
-    What it publishes is validated, and has an id, the time, and what led to it: inside of a handler that is the event
-    being handled, outside something new begins.
+    A published event is validated, and gets an id, the time, and its cause: inside a handler the event being handled,
+    elsewhere it starts a new correlation.
     """
 
     def __init__(
@@ -69,7 +86,7 @@ class AppClient:
     ) -> None:
         self.app = app
         self._servers, self._options, self._decide_here = servers, options, decide_here
-        self._here: DecidingHere | None = None
+        self._here: LocalDecider | None = None
         self._nc: Client | None = None
         self._js: JetStream | None = None
         self._views: Views | None = None
@@ -80,14 +97,14 @@ class AppClient:
 
     @classmethod
     def on(cls, app: HasSpec, js: JetStream) -> Self:
-        """A client on a connection that somebody else has opened, and closes; it is used without a block."""
+        """Wraps a JetStream context that the caller owns and closes; no ``async with`` needed."""
         client = cls(app.spec, (), {})
         client._js = js
         client._ask_loop()
         return client
 
     def _ask_loop(self) -> None:
-        """Time and chance are those of the loop: in a test a seed is one course of events, ids included."""
+        """Use the clock and the random generator of the loop: in a test, a seed then repeats a run, ids included."""
         self._random_bits = loop_rng().getrandbits
         self._ids = NewIds(self._random_bits)
         self._now_ns = nanoseconds_now()
@@ -98,9 +115,9 @@ class AppClient:
         self._js = self._nc.jetstream()
         self._ask_loop()
         if self._decide_here is not None:
-            from jetspark.app.commands.here import DecidingHere
+            from jetspark.app.commands.local_decider import LocalDecider
 
-            self._here = DecidingHere(self.app, self._js, self._decide_here)
+            self._here = LocalDecider(self.app, self._js, self._decide_here)
         return self
 
     async def __aexit__(
@@ -129,7 +146,9 @@ class AppClient:
                 failures.append(raised)
         kept = failures.pop(0) if failures and error is None else None
         for failure in failures:  # the error of the block, or else the first one, is the one to see
-            _logger.warning("closing: %s: %s", type(failure).__name__, failure)
+            _logger.warning(
+                "app %s: client not closed cleanly (%s: %s)", self.app.name, type(failure).__name__, failure
+            )
         if kept is not None:
             raise kept
 
@@ -154,7 +173,7 @@ class AppClient:
         """Read a projection: ``await orders.view("order_status").get("o-1", at_least=ack.sequence)``.
 
         Args:
-            projection: Its name; or its class, by which type checkers know the type of the states.
+            projection: Its name, or its class, from which type checkers infer the type of the states.
 
         Raises:
             ConfigError: The application has no such projection, or several of this class.
@@ -191,7 +210,7 @@ class AppClient:
         return WorkflowRuns(self._writer(), spec)
 
     def _writer(self) -> EntityWriter:
-        from jetspark.app.entities.committing import Committer
+        from jetspark.app.entities.committer import Committer
         from jetspark.app.entities.entities import EntityWriter
 
         if self._committer is None:
@@ -201,7 +220,7 @@ class AppClient:
             self.app, self.js, self._encode_as, lambda subject: self.new_id(), self.now, self._committer
         )
 
-    def _encode_as(self, event: Any, id: str, time: datetime.datetime | None) -> Encoded:
+    def _encode_as(self, event: object, id: str, time: datetime.datetime | None) -> Encoded:
         return self.encode(event, id=_own_id(event) or id, time=time)
 
     def now(self) -> datetime.datetime:
@@ -212,7 +231,7 @@ class AppClient:
         """The settings of a bucket in memory: ``async with orders.settings("shop") as settings``.
 
         Args:
-            scope: Of whom: a tenant, a service; the first tokens of their keys.
+            scope: The owner of the settings, such as a tenant or a service; the first tokens of their keys.
             max_stale_s: Raise when the copy was not compared with the server for this long.
 
         Raises:
@@ -230,7 +249,7 @@ class AppClient:
 
     @property
     def dead_letters(self) -> AppDeadLetters:
-        """The application's dead letters: ``async for letter in orders.dead_letters.list(key="o-1")``.
+        """The application's dead letters, such as ``async for each in orders.dead_letters.list(key="o-1")``.
 
         Raises:
             UsageError: Outside of the ``async with`` block.
@@ -265,7 +284,7 @@ class AppClient:
 
     async def publish(
         self,
-        event: Any,
+        event: object,
         *,
         id: str | None = None,
         time: datetime.datetime | None = None,
@@ -279,23 +298,23 @@ class AppClient:
         """Store an event in the application's stream, and return when the stream has it.
 
         Args:
-            id: Identifies the event; within the stream's duplicate window a second one with the same id is not stored.
-                Otherwise it is what ``event.event_id()`` says, or a new one.
-            time: When it happened; now, if not given.
+            id: Identifies the event; within the stream's duplicate window a second event with the same id is not
+                stored. By default the result of ``event.event_id()``, or a new id.
+            time: The event's time; by default now.
             correlation_id, causation_id, traceparent: What led to it. Inside of a handler they are those of the event
                 that is being handled.
             expect: Store it only if this is true of the stream.
-            cancels: The name of a timer that ends with it, in one step; if that has fired, ``ctx.is_current_timer()``
-                tells the handler of its event.
+            cancels: The name of a timer that ends with this event, in one step; if the timer has fired,
+                ``ctx.is_current_timer()`` returns False to the handler of its event.
 
         Raises:
             InvalidEvent: A field has a value its contract does not allow; nothing was sent.
             WrongLastSequence: ``expect`` was not true; nothing was stored.
-            JetStreamUnavailable: No stream stores its subject, or the stream had no leader for all of ``timeout``;
+            JetStreamUnavailable: No stream stores the subject, or the stream had no leader for all of ``timeout``;
                 nothing was stored.
             ServerError: The server refused it; nothing was stored.
-            ConfigError: It is no type of event, or the application does not declare it: write ``@app.register`` above
-                its class.
+            ConfigError: The object is not an event, or the application does not declare its class: write
+                ``@app.register`` above the class.
         """
         encoded = self.encode(
             event,
@@ -327,22 +346,23 @@ class AppClient:
         Args:
             command_id: Identifies the command: asked again with the same id, and the same fields, it is answered with
                 the reply that was recorded, and not decided again. A new one if not given.
-            expected_version: A sequence, such as that of a reply or of a view's entry: decide only if nothing inside
-                the boundary is newer. 0 says that there must be nothing.
-            correlation_id: Of what led to it; inside of a handler that of the event being handled.
+            expected_version: A sequence, such as that of a reply or of a view's entry: decide only if no event inside
+                the boundary is newer. 0 expects an empty boundary.
+            correlation_id: Defaults to that of the event being handled.
             timeout: Seconds to wait for the reply, the connection's ``request_timeout_s`` if not given. A request to a
                 worker is sent once more after half of them.
 
         Raises:
-            Refused: The decision is no; ``reason`` says why.
+            Refused: The decision was to refuse; ``reason`` says why.
             WrongVersion: The boundary is newer than ``expected_version``; nothing was stored.
             BoundaryConflict: Others wrote inside the boundary each time it was decided; nothing was stored.
             WorkersBusy, NoWorkers: Nothing was decided; call again in a moment.
-            CommandInDoubt: No reply in time. Call again with the same ``command_id`` to learn what became of it.
+            CommandInDoubt: No reply in time. Call again with the same ``command_id`` to learn the outcome.
             CommandFailed: The worker could not decide: its code or the events it reads are wrong.
-            PermissionDenied: This user may not call it, or with ``decide_here`` not read or store what it needs.
+            PermissionDenied: This user may not call the command, or with ``decide_here`` not read or store what it
+                needs.
             InvalidEvent: A field has a value its type does not allow; nothing was sent.
-            ConfigError: It is no command of the application.
+            ConfigError: The application does not declare this command.
         """
         from jetspark.app.commands.caller import call_command
 
@@ -358,7 +378,7 @@ class AppClient:
 
     def encode(
         self,
-        event: Any,
+        event: object,
         *,
         id: str | None = None,
         time: datetime.datetime | None = None,
@@ -392,7 +412,7 @@ class AppClient:
         return self._ids.several(self._now_ns(), count)
 
     def child_trace(self, cause: CauseLike | None) -> str:
-        """A span of its own in the trace of what is being handled, or in a new trace."""
+        """A new span in the trace of the cause, or in a new trace."""
         return child_of(None if cause is None else cause.traceparent, self._random_bits)
 
     def bulk(self, **options: Unpack[FastPublisherKeywords]) -> BulkPublisher:
@@ -407,7 +427,7 @@ class AppClient:
 class BulkPublisher:
     """Stores events in order, by fast ingest. Leaving the block waits until all of them are stored, each once.
 
-    Each has its id as ``Nats-Msg-Id``, so one that had to be sent again is not stored twice within the stream's
+    Each event has its id as ``Nats-Msg-Id``, so an event that is sent again is not stored twice within the stream's
     duplicate window.
     """
 
@@ -422,7 +442,7 @@ class BulkPublisher:
     async def __aexit__(self, kind: Any, error: Any, trace: Any) -> None:
         await self._publisher.__aexit__(kind, error, trace)
 
-    async def publish(self, event: Any, *, id: str | None = None) -> int:
+    async def publish(self, event: object, *, id: str | None = None) -> int:
         """Accept an event and return its position; waits while too much is pending.
 
         Raises:
@@ -432,11 +452,11 @@ class BulkPublisher:
         [item] = self._items([event], id)
         return await self._publisher.publish_many([item])
 
-    async def publish_many(self, events: Iterable[Any] | AsyncIterable[Any]) -> int:
+    async def publish_many(self, events: Iterable[object] | AsyncIterable[object]) -> int:
         """Accept many events; returns the last position. The fastest way.
 
         Raises:
-            InvalidEvent: One of them breaks its contract; those before it are accepted.
+            InvalidEvent: An event breaks its contract; those before it are accepted.
             JetSparkError: The publisher gave up.
         """
         if isinstance(events, AsyncIterable):
@@ -446,7 +466,7 @@ class BulkPublisher:
             return position
         return await self._publisher.publish_many(self._items(events))
 
-    def _items(self, events: Iterable[Any], id: str | None = None) -> Iterator[Item]:
+    def _items(self, events: Iterable[object], id: str | None = None) -> Iterator[Item]:
         """The messages of some events, one after the other.
 
         This is the inner loop of bulk publishing.
@@ -455,7 +475,8 @@ class BulkPublisher:
         client, source = self._client, self._client.app.source
         correlation = None if cause is None else cause.correlation_id
         causation = None if cause is None else cause.id
-        head, tail = "NATS/1.0\r\nNats-Msg-Id: ", f"\r\ntraceparent: {client.child_trace(cause)}\r\n\r\n"
+        block = encode_headers({"Nats-Msg-Id": _ID, "traceparent": client.child_trace(cause)})
+        head, _, tail = block.decode().partition(_ID)
         new_ids: Iterator[str] = iter(())
         contracts: dict[type, Contract] = {}
         for count, event in enumerate(events):
@@ -474,6 +495,6 @@ class BulkPublisher:
             yield subject, data, f"{head}{chosen}{tail}".encode()
 
 
-def _own_id(event: Any) -> str | None:
+def _own_id(event: object) -> str | None:
     found = contract_of(event).id_of
     return None if found is None else found(event)

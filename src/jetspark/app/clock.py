@@ -12,7 +12,7 @@ __all__ = ["HUNDRED_YEARS_S", "idle_s", "microseconds", "nanoseconds_now", "seco
 _EPOCH = datetime.datetime.fromtimestamp(0, datetime.UTC)
 
 HUNDRED_YEARS_S = 100 * 366 * 86_400
-"""What may be put off is put off for at most this long. A server's time ends in 2262, and Python's in 9999."""
+"""The longest delay of anything that can be delayed. A server's time ends in 2262, and Python's in 9999."""
 
 
 def seconds_now() -> float:
@@ -41,8 +41,8 @@ def microseconds(moment: datetime.datetime) -> int:
 
 
 def idle_s(seconds: float) -> float:
-    """How long to wait before something is looked at or asked for again that nobody waits for.
+    """The polling interval of background work; longer on a virtual loop.
 
-    It is ``seconds``, or more where time is virtual and a loop says so: there waiting costs nothing, and looking does.
+    Returns ``seconds``, or more on a virtual loop that asks for it: waiting is free there, and polling is not.
     """
     return max(seconds, getattr(asyncio.get_running_loop(), "idle_s", 0.0))

@@ -1,8 +1,8 @@
 """Denials that end a worker: it may not use a subject that it cannot do without.
 
-Most denials are raised by the call that was denied. Some reach no caller: of an acknowledgement, which nobody waits
-for, of a subscription that serves commands, of what a task beside the work does again and again. Without them a worker
-would live and do nothing, or do everything again.
+Most denials are raised by the call that was denied. Some reach no caller: those of an acknowledgement, of a
+subscription that serves commands, or of a background task's repeated request. Ignored, they would leave a worker that
+runs and does nothing, or does everything twice.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ __all__ = ["DenialWatch", "denial_in"]
 
 
 def denial_in(error: BaseException) -> PermissionDenied | None:
-    """The first denial among the errors that several tasks ended with; None if there is none.
+    """The first denial among the errors that several tasks ended with, or None.
 
-    Where one subject is denied, several tasks find out at a time, and their errors say the same.
+    When one subject is denied, several tasks fail at once with the same error.
     """
     if isinstance(error, BaseExceptionGroup):
         return next((found for each in error.exceptions if (found := denial_in(each)) is not None), None)
@@ -38,7 +38,7 @@ class DenialWatch:
         needs: Callable[[PermissionDenied], bool],
         on_denied: Callable[[PermissionDenied], None],
     ) -> None:
-        """``on_denied`` is told of those that ``needs`` is true of."""
+        """``on_denied`` is called with each denial for which ``needs`` returns true."""
         self._dispatcher, self._needs, self._on_denied = dispatcher, needs, on_denied
 
     def attach(self) -> None:

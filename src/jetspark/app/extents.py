@@ -1,4 +1,7 @@
-"""What a request to replay means in sequences of the stream, and whether all of it is still there. Pure."""
+"""Ranges to replay: the request, its sequences in the stream, and the check that the stream still has all of them.
+
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +27,11 @@ _REMEDY = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayRequest:
-    """Which events: a range by sequence or by time, of some keys or on some subjects. Nothing at all means all."""
+    """The events to replay: a range by sequence or by time, and optionally only some keys or subjects. Default: all."""
 
     from_seq: int | None = None
     to_seq: int | None = None
-    """The last one, included."""
+    """The last sequence, included."""
     since: datetime.datetime | None = None
     """Events stored at or after this moment."""
     until: datetime.datetime | None = None
@@ -51,9 +54,9 @@ class ReplayRequest:
             ):
                 raise ConfigError(f"{name}={value}: expected a time zone, such as {value.isoformat()}Z for UTC")
         if self.from_seq is not None and self.since is not None:
-            raise ConfigError("from_seq with since: expected one of the two")
+            raise ConfigError("from_seq and since exclude each other: expected one of the two")
         if self.to_seq is not None and self.until is not None:
-            raise ConfigError("to_seq with until: expected one of the two")
+            raise ConfigError("to_seq and until exclude each other: expected one of the two")
         if self.from_seq is not None and self.to_seq is not None and self.from_seq > self.to_seq:
             raise ConfigError(f"from_seq={self.from_seq} is behind to_seq={self.to_seq}")
         if self.since is not None and self.until is not None and self.since >= self.until:
@@ -66,44 +69,19 @@ class ReplayRequest:
         """The same request, with its keys as text.
 
         Raises:
-            ConfigError: A key is none of the projection's.
+            ConfigError: The projection cannot have such a key.
         """
         return dataclasses.replace(self, keys=tuple(spec.key_text(spec.bucket_key(key)) for key in self.keys))
 
     def bucket_keys(self, spec: ProjectionSpec) -> frozenset[str]:
-        """The keys as the bucket has them."""
+        """The keys as the bucket spells them."""
         return frozenset(map(spec.bucket_key, self.keys))
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "from_seq": self.from_seq,
-            "to_seq": self.to_seq,
-            "since": None if self.since is None else self.since.isoformat(),
-            "until": None if self.until is None else self.until.isoformat(),
-            "keys": list(self.keys),
-            "subject": self.subject,
-        }
-
-    @classmethod
-    def from_dict(cls, fields: Mapping[str, Any]) -> ReplayRequest:
-        def moment(name: str) -> datetime.datetime | None:
-            text = fields[name]
-            return None if text is None else datetime.datetime.fromisoformat(text)
-
-        return cls(
-            from_seq=fields["from_seq"],
-            to_seq=fields["to_seq"],
-            since=moment("since"),
-            until=moment("until"),
-            keys=tuple(fields["keys"]),
-            subject=fields["subject"],
-        )
 
 
 def check_keys(keys: Any) -> None:
     """
     Raises:
-        ConfigError: They are one text, whose characters would be taken for keys, or nothing to iterate over.
+        ConfigError: The value is one text, whose characters would be taken for keys, or is not iterable.
     """
     if isinstance(keys, str | bytes | Mapping) or not isinstance(keys, Iterable):
         raise unfit("keys", keys, "several keys, such as ('o-1',)")
@@ -115,7 +93,7 @@ class Extent:
 
     stream: str
     created: str
-    """Tells the stream from a later one of the same name."""
+    """When the stream was created: a later stream of the same name has another time."""
     first: int
     last: int
 
@@ -131,22 +109,22 @@ class Extent:
 def extent_of(
     request: ReplayRequest, head: Head, first: int, *, since_seq: int | None = None, until_seq: int | None = None
 ) -> Extent:
-    """The sequences that a request means, frozen at the end that the stream has now.
+    """The sequences of a request, up to the end that the stream has now.
 
     Args:
         first: The sequence of the first message that the stream ever had.
-        since_seq: Of the first message there is that was stored at or after ``since``; where there is none, the next
-            sequence of the stream.
-        until_seq: The same of ``until``.
+        since_seq: The sequence of the first remaining message stored at or after ``since``; without such a message, the
+            next sequence of the stream.
+        until_seq: The same for ``until``.
 
     Raises:
-        DataLoss: Messages of the range are gone, or may be: those that a time asks for, and before which the stream
-            has nothing left that would be older.
+        DataLoss: Messages of the range are gone, or may be: the range begins at a time, and the stream has no older
+            message left.
         ConfigError: The range begins behind the end of the stream.
     """
     begin = first if request.from_seq is None else max(request.from_seq, first)
     if since_seq is not None:
-        # The first message there is is young enough: those before it, which are gone, may have been as well.
+        # Even the first remaining message is in the range: removed messages before it may have been as well.
         begin = since_seq if since_seq > head.whole_from else first
     last = head.next - 1
     if request.from_seq is not None and request.from_seq > last:
@@ -163,7 +141,7 @@ def extent_of(
 def check_is_whole(extent: Extent, head: Head) -> None:
     """
     Raises:
-        DataLoss: The stream begins behind the first sequence of the range, and events may be gone with that.
+        DataLoss: The stream begins behind the first sequence of the range, so events of the range may be gone.
     """
     if not extent.is_empty and extent.first < head.whole_from:
         lost = f"the range {extent.first} to {extent.last} is not all there: {_REMEDY}"

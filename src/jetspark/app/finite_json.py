@@ -1,13 +1,12 @@
 """Refuse numbers that JSON does not have, before they are stored as another value.
 
-msgspec writes ``null`` for a float that is NaN or infinite, and what is read back is None.
+msgspec writes ``null`` for a float that is NaN or infinite, so it would be read back as None.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from typing import Any
 
 import msgspec
 
@@ -18,7 +17,7 @@ _pack = msgspec.msgpack.Encoder().encode
 _may_have_one = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]").search
 
 
-def check_finite(what: str, value: Any, data: bytes) -> None:
+def check_finite(what: str, value: object, data: bytes) -> None:
     """Check that no number of ``value`` was lost in ``data``, its JSON.
 
     A lost number is a null, so most values cost no more than the search for one. A value with a null is encoded once
@@ -37,7 +36,7 @@ def check_finite(what: str, value: Any, data: bytes) -> None:
         _check(what, msgspec.to_builtins(value), "")
 
 
-def _check(what: str, value: Any, path: str) -> None:
+def _check(what: str, value: object, path: str) -> None:
     if isinstance(value, float):
         if not math.isfinite(value):
             found = f"has {value!r} at {path.lstrip('.')}" if path else f"is {value!r}"

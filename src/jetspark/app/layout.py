@@ -6,12 +6,11 @@ import dataclasses
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
-from jetspark.app.commands.answering import INBOX_PREFIXES, check_no_stream_stores
-from jetspark.app.entities.entity_spec import MANY, StatePlace
+from jetspark.app.commands.reply_rule import INBOX_PREFIXES, check_no_stream_stores
+from jetspark.app.entities.entity_spec import MANY, StateSubjects
 from jetspark.app.handlers.consumers import advisory_consumer, advisory_subjects, consumers_of
 from jetspark.app.handlers.partitions import partition_transforms
-from jetspark.app.topology.declared import OWNER, Topology
-from jetspark.app.topology.keeping import keeping
+from jetspark.app.topology.declared import OWNER, C, Topology
 from jetspark.app.topology.names import (
     MARKER_TTL_S,
     dead_letter_stream,
@@ -20,6 +19,7 @@ from jetspark.app.topology.names import (
     projection_bucket,
     retry_stream,
 )
+from jetspark.app.topology.retention import retention_config
 from jetspark.jetstream.config import StreamConfig, StreamSource
 from jetspark.jetstream.kv import KVConfig
 
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 __all__ = ["DUPLICATE_WINDOW_S", "as_safe", "topology_of"]
 
 DUPLICATE_WINDOW_S = 120.0
-"""How long a stream remembers ids, by default."""
+"""The server's default duplicate window."""
 ADVISORIES_AGE_S = 30 * 86400.0
-"""How long an event that was given up while no worker ran is still found."""
+"""An event that the server gave up is found for this long, even if no worker ran."""
 ADVISORIES_BYTES = 32 << 20
 """About 80,000 advisories."""
 
@@ -41,10 +41,10 @@ def topology_of(app: AppSpec, only: Collection[str] = ()) -> Topology:
     """Everything it needs on the server.
 
     Args:
-        only: As far as these handlers, projections and commands need it; all of them if there are none.
+        only: Limit the result to these handlers, projections and commands; all by default.
 
     Raises:
-        ConfigError: It declares something twice, or a handler takes something that is no event.
+        ConfigError: Something is declared twice, or a handler takes a class that is not an event.
     """
     for command in app.commands.values():
         command.check_snapshot(app.projections)
@@ -108,11 +108,11 @@ def _part(app: AppSpec, whole: Topology, only: Collection[str]) -> Topology:
     )
 
 
-def as_safe(app: AppSpec, config: Any) -> Any:
-    """A configuration with as many replicas as the application's stream has, unless it says how many.
+def as_safe(app: AppSpec, config: C) -> C:
+    """A configuration with as many replicas as the application's stream, unless it declares a number.
 
-    An event that waits for its retry, or is a dead letter, is acknowledged in the stream: it must not be lost with
-    one machine where the stream would not be. Storage needs no such rule: what is not mentioned is on disk.
+    A dead letter, or an event that waits for its retry, is acknowledged in the stream: losing one machine must not lose
+    it where the stream would survive. Storage needs no such rule: the default is on disk.
     """
     if config.replicas is not None or app.stream_config.replicas is None:
         return config
@@ -120,7 +120,7 @@ def as_safe(app: AppSpec, config: Any) -> Any:
 
 
 def _all_buckets(app: AppSpec) -> list[KVConfig]:
-    """Those it declares, and those in which handlers make transactions.
+    """The declared buckets, and those in which handlers make transactions.
 
     These need atomic batches, and keys with a TTL: the marks of events go away.
     """
@@ -135,24 +135,24 @@ def _all_buckets(app: AppSpec) -> list[KVConfig]:
     return list(found.values())
 
 
-def _main_defaults(app: AppSpec) -> dict[str, Any]:
-    defaults: dict[str, Any] = {"allow_direct": True, "allow_atomic": True, "allow_batched": True}
+def _main_defaults(app: AppSpec) -> dict[str, object]:
+    defaults: dict[str, object] = {"allow_direct": True, "allow_atomic": True, "allow_batched": True}
     if app.has_timers:
         defaults |= {"allow_message_schedules": True, "allow_message_ttl": True, "allow_rollup": True}
-        defaults |= keeping(survives_age=True)
+        defaults |= retention_config(survives_age=True)
     if app.entities:
-        defaults |= {"allow_rollup": True, "max_messages_per_subject": -1, **keeping(survives_age=False)}
-        if StatePlace.of(app.name, app.stream).bucket is not None:
+        defaults |= {"allow_rollup": True, "max_messages_per_subject": -1, **retention_config(survives_age=False)}
+        if StateSubjects.of(app.name, app.stream).bucket is not None:
             defaults["max_messages_per_subject"] = MANY
     age_s = app.stream_config.max_age_s
     if age_s and age_s < DUPLICATE_WINDOW_S:
-        # As the server does for a new stream; for one that exists it refuses the age instead.
+        # The server does the same for a new stream; for an existing one it refuses the age instead.
         defaults["duplicate_window_s"] = age_s
     return defaults
 
 
-def _owned(app: AppSpec, config: Any, defaults: Mapping[str, Any]) -> Any:
-    """A configuration with the owner in its metadata, and with what it leaves open filled in."""
+def _owned(app: AppSpec, config: C, defaults: Mapping[str, Any]) -> C:
+    """A configuration with the owner in its metadata, and with defaults for its open fields."""
     metadata = {**(config.metadata or {}), OWNER: app.name}
     missing = {name: value for name, value in defaults.items() if getattr(config, name) is None}
     return dataclasses.replace(config, metadata=metadata, **missing)
@@ -205,9 +205,10 @@ def _advisory_stream(app: AppSpec) -> StreamConfig:
 
 
 def _copies(app: AppSpec, spec: HandlerSpec, partitions: int) -> StreamConfig:
-    """What a handler with partitions reads: the server copies its events, with their partition in the subject.
+    """The stream that a handler with partitions reads: the server copies its events there, with the partition in the
+    subject.
 
-    It keeps them for at least as long as the stream they come from: a restarted server goes on after the last one.
+    It keeps them for at least as long as its source: a restarted server continues after the last copy.
     """
     transforms = partition_transforms(app.name, spec.name, partitions, spec.events, spec.key)
     config = app.stream_config

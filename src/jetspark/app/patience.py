@@ -25,8 +25,8 @@ PATIENCE_S = 60.0
 FOR_EVER_S = math.inf
 
 
-def _tell(error: JetSparkError) -> None:
-    _logger.warning("asking again: %s", error)
+def _log(error: JetSparkError) -> None:
+    _logger.warning("request to the server failed (%s); retrying", error)
 
 
 async def patiently(
@@ -34,11 +34,11 @@ async def patiently(
     *,
     patience_s: float = PATIENCE_S,
     pause: Backoff = PAUSE,
-    on_wait: Callable[[JetSparkError], None] = _tell,
+    on_wait: Callable[[JetSparkError], None] = _log,
 ) -> T:
     """Do something that may be done twice, again and again while its error may pass.
 
-    ``on_wait`` is told of each error that is not the last; by default it is logged.
+    ``on_wait`` is called with each error that is not the last; by default it is logged.
 
     Raises:
         JetSparkError: What the last attempt raised.

@@ -8,12 +8,12 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from jetspark.aio.jetstream import JetStream
-from jetspark.app.contracts.records import check_records
+from jetspark.app.contracts.contract_records import check_records
 from jetspark.app.contracts.registry import ContractRegistry, missing_records, read_registry
 from jetspark.app.contracts.tokens import unescape
 from jetspark.app.layout import topology_of
 from jetspark.app.topology.declared import (
-    ConsumerPlace,
+    DeclaredConsumer,
     Found,
     Step,
     Topology,
@@ -40,7 +40,7 @@ _Config = TypeVar("_Config", StreamConfig, KVConfig, ConsumerConfig)
 
 
 async def read_found(js: JetStream, declared: Topology) -> Found:
-    """What the server has of what is declared: a request for each thing, none for anything else."""
+    """The server's present state of the declared parts: one request for each, and none for others."""
     streams: dict[str, StreamConfig] = {}
     consumers: dict[tuple[str, str], ConsumerConfig] = {}
     others: dict[str, list[str]] = {}
@@ -73,7 +73,7 @@ async def read_found(js: JetStream, declared: Topology) -> Found:
 async def _read_parked(
     js: JetStream,
     declared: Topology,
-    place: ConsumerPlace,
+    place: DeclaredConsumer,
     consumers: Mapping[tuple[str, str], ConsumerConfig],
 ) -> list[str]:
     """The first keys that a handler has parked, if its workers until now had other keys than it declares."""
@@ -101,7 +101,7 @@ async def _read_former(
     streams: Mapping[str, StreamConfig],
     consumers: Mapping[tuple[str, str], ConsumerConfig],
 ) -> dict[str, str]:
-    """What handlers read that have partitions now and had none, or the other way round; asked for what is missing."""
+    """The former streams of handlers that have gained or lost partitions; only missing parts are looked up."""
     found: dict[str, str] = {}
     names = {config.name for config in declared.streams}
     places = {(place.stream, place.name) for place in declared.consumers}
@@ -119,13 +119,13 @@ async def _read_former(
 
 
 async def make_plan(js: JetStream, app: HasSpec) -> TopologyPlan:
-    """What has to be done so that the server has what an application declares: its contracts included."""
+    """The steps that make the server match the application's declaration, its contracts included."""
     app = app.spec
     return (await _compare(js, app))[2]
 
 
 async def _compare(js: JetStream, app: AppSpec, only: Collection[str] = ()) -> tuple[Topology, Found, TopologyPlan]:
-    """What has to be there, what is there, and what has to be done for it."""
+    """The declaration, the server's state, and the steps that lead from one to the other."""
     declared = topology_of(app, only)
     found = await read_found(js, declared)
     declared = inherit_advisories(inherit_replicas(declared, found), found)
@@ -134,7 +134,7 @@ async def _compare(js: JetStream, app: AppSpec, only: Collection[str] = ()) -> t
 
 
 async def apply_topology(js: JetStream, app: HasSpec, *, allow: bool = False) -> TopologyPlan:
-    """Do what :func:`make_plan` finds, and return what was done. Done again, it does nothing.
+    """Take the steps of :func:`make_plan`, and return them. A second call takes none.
 
     Raises:
         TopologyRefused: A change is destructive and not allowed, or impossible; nothing was done.
@@ -163,7 +163,7 @@ async def apply_topology(js: JetStream, app: HasSpec, *, allow: bool = False) ->
 
 
 def _with_metadata_of(existing: StreamConfig | ConsumerConfig | None, wanted: _Config) -> _Config:
-    """What is wanted with the metadata that is there and that nothing is said of: an update replaces all of it."""
+    """The wanted configuration with the existing metadata that it does not mention: an update replaces all of it."""
     there = {} if existing is None else dict(existing.metadata or {})
     return dataclasses.replace(wanted, metadata=there | dict(wanted.metadata or {}))
 
@@ -172,7 +172,7 @@ async def check_for_drift(js: JetStream, app: HasSpec, only: Collection[str] = (
     """Refuse to start where the server is not as the application declares; with ``only``, as far as these need it.
 
     Raises:
-        TopologyDrift: It differs; the message is the difference.
+        TopologyDrift: The server differs; the message lists the differences.
     """
     app = app.spec
     plan = (await _compare(js, app, only))[2]

@@ -1,9 +1,9 @@
-"""The server's time of day, for what is due by the server's clock: timers, retries, pauses.
+"""The server's time of day, for timers, retries and pauses, which are due by the server's clock.
 
 A program's own clock may be wrong, and a timer that is due "in an hour" by it fires at once, or a day late. The server
-says its time with every ``STREAM.INFO``; between two of these the event loop's clock, which is never set, goes on from
-there. What was said when the answer came was true after the request was sent, and is counted from then: so the time
-read here is ahead by up to a round trip, and what is due by it comes late by as much, and never early.
+sends its time with every ``STREAM.INFO``; between two answers the event loop's clock, which is never set, measures the
+time since. The server's time is counted from when the request was sent, so the time read here is ahead by up to a round
+trip: a timer may come late by as much, and never early.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from jetspark.errors import ProtocolError
 __all__ = ["ServerClock", "server_clock"]
 
 REFRESH_S = 60.0
-"""How long an answer is gone on from. Clocks drift by some ms in this time; one that somebody sets is noticed then."""
+"""How long an answer is used. Clocks drift by some ms in this time; a clock that was set is noticed afterwards."""
 
 
 class ServerClock:
@@ -33,10 +33,10 @@ class ServerClock:
         self._sent_at = self._sent_wall_s = 0.0
 
     async def now(self) -> datetime.datetime:
-        """The time; asks the server if it has not said it for ``REFRESH_S``.
+        """The time; requested from the server if the last answer is older than ``REFRESH_S``.
 
         Raises:
-            JetSparkError: As for every question about the stream. It needs ``$JS.API.STREAM.INFO.<stream>``.
+            JetSparkError: The stream's info cannot be read. It needs ``$JS.API.STREAM.INFO.<stream>``.
         """
         if self._said is None or self._longest_s() > REFRESH_S:
             sent_at, sent_wall_s = clock.now(), seconds_now()
@@ -52,11 +52,11 @@ class ServerClock:
         return self._said + datetime.timedelta(seconds=clock.now() - self._sent_at)
 
     def at_most(self) -> datetime.datetime | None:
-        """The time or a later one, without asking; None if the server has not said it yet."""
+        """The time or a later one, without a request; None before the server's first answer."""
         return None if self._said is None else self._said + datetime.timedelta(seconds=self._longest_s())
 
     def _longest_s(self) -> float:
-        """How long ago the answer was, at most: one clock stands still while the machine sleeps, the other is set."""
+        """The age of the answer, at most: one clock stands still while the machine sleeps, the other can be set."""
         return max(clock.now() - self._sent_at, seconds_now() - self._sent_wall_s)
 
 

@@ -4,12 +4,12 @@ A setting is a key of a bucket, ``<scope>.<name>`` or ``<name>``. It holds JSON 
 
     {"at": "2026-03-31T10:15:30+00:00", "by": "ann", "value": "EUR"}
 
-without ``value`` for one that was removed with a name to it. Every revision stays in the history of the bucket, which
-is the audit. :class:`Settings` is a copy in memory, kept up to date by a watch: reading costs nothing, never waits, and
-never fails for a key that is missing or not readable, because every setting has a default.
+without ``value`` for a setting that a named person removed. Every revision stays in the history of the bucket, which is
+the audit. :class:`Settings` is a copy in memory, kept up to date by a watch: reading it is free, never waits, and never
+fails for a missing or unreadable key, because every setting has a default.
 
 A flag is on for ``rollout`` of a hundred parts of its units. A unit's part is the first eight bytes of the SHA-256 of
-``<flag>/<unit>``, modulo 100: the same for everybody, for ever, and apart for each flag.
+``<flag>/<unit>``, modulo 100: the same in every program, permanently, and independent for each flag.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import datetime
 import hashlib
 import inspect
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Self, TypeAlias, TypeVar, cast
@@ -48,23 +48,23 @@ _logger = logging.getLogger("jetspark.app")
 T = TypeVar("T")
 
 HISTORY = 16
-"""Revisions of a setting that a bucket keeps, if it does not say."""
+"""Revisions of a setting that a bucket keeps by default."""
 PARTS = 100
 # A watch that ended is opened again after this time.
 PAUSE = Backoff(first_s=0.5, max_s=0.5)
 
 OnDelete: TypeAlias = Literal["default", "keep"]
 OnChange: TypeAlias = Callable[[Any, Any], object]
-"""Is called with the new value and the one before."""
+"""Called with the new value and the previous one."""
 
 
 class Setting(Generic[T]):
-    """One setting: what type it has, what holds without it, and what when it is deleted.
+    """The declaration of a setting: its type, its default, and its value after a deletion.
 
     Args:
         type: What a value is read as and checked against: anything that msgspec can read from JSON.
-        default: The value where nobody has set one.
-        on_delete: ``"default"``: a deleted setting has its default. ``"keep"``: the last value that was set goes on.
+        default: The value while none is set.
+        on_delete: ``"default"``: a deleted setting returns to its default. ``"keep"``: it keeps its last value.
     """
 
     def __init__(self, type: type[T], default: T, *, on_delete: OnDelete = "default") -> None:
@@ -73,11 +73,11 @@ class Setting(Generic[T]):
         self.type, self.default, self.on_delete = type, default, on_delete
         self.check(default)
 
-    def check(self, value: Any) -> T:
+    def check(self, value: object) -> T:
         """The value, if it is one of the setting's.
 
         Raises:
-            ConfigError: It is not.
+            ConfigError: The value does not match the type.
         """
         try:
             data = msgspec.json.encode(value)
@@ -91,7 +91,7 @@ class Setting(Generic[T]):
 
 
 class FlagValue(msgspec.Struct, frozen=True):
-    """Of a flag: whether it is on at all, and for how many of a hundred units."""
+    """A flag's value: whether it is on at all, and for how many of a hundred units."""
 
     enabled: bool = False
     rollout: int = 100
@@ -102,7 +102,7 @@ class FlagValue(msgspec.Struct, frozen=True):
 
 
 class Flag(Setting[FlagValue]):
-    """A feature flag; off, unless it says otherwise."""
+    """A feature flag; off by default."""
 
     def __init__(self, default: FlagValue = FlagValue(rollout=0), *, on_delete: OnDelete = "default") -> None:  # noqa: B008
         super().__init__(FlagValue, default, on_delete=on_delete)
@@ -114,7 +114,9 @@ class SettingsSpec:
     def __init__(self, bucket: KVConfig | str, settings: Mapping[str, Setting[Any]]) -> None:
         config = KVConfig.of(bucket)
         if config.ttl_s:
-            raise ConfigError(f"ttl_s={config.ttl_s} of bucket {config.bucket}: expected none, settings do not go away")
+            raise ConfigError(
+                f"ttl_s={config.ttl_s} of bucket {config.bucket}: must not be set, since settings do not expire"
+            )
         history = config.history if isinstance(bucket, KVConfig) else HISTORY
         self.bucket = config if isinstance(bucket, KVConfig) else KVConfig(bucket=config.bucket, history=history)
         if not settings:
@@ -137,16 +139,16 @@ class SettingsSpec:
 
 
 class SettingChange(NamedTuple):
-    """One revision of a setting."""
+    """A revision of a setting."""
 
     name: str
     value: Any
-    """None where it was deleted, or cannot be read as its type."""
+    """None if the setting was deleted, or its value cannot be read."""
     is_deleted: bool
     by: str
-    """Who did it; empty if another program did, which does not say."""
+    """The author of the change; empty if the program that made it gave none."""
     at: datetime.datetime
-    """When the bucket stored it."""
+    """The time when the bucket stored it."""
     revision: int
     error: str = ""
     """Why the value cannot be read."""
@@ -156,12 +158,17 @@ class Settings:
     """The settings of one scope, in memory: ``async with client.settings("shop", scope="acme") as settings``.
 
     Args:
-        max_stale_s: With it, reading raises when the copy was not compared with the server for this long. Without, what
-            was known last holds for as long as the server is away.
+        max_stale_s: Reading raises when the copy was not compared with the server for this long. By default the last
+            known values stay valid while the server is away.
     """
 
     def __init__(
-        self, spec: SettingsSpec, open_bucket: Callable[[], Any], *, scope: str = "", max_stale_s: float | None = None
+        self,
+        spec: SettingsSpec,
+        open_bucket: Callable[[], Awaitable[KeyValue]],
+        *,
+        scope: str = "",
+        max_stale_s: float | None = None,
     ) -> None:
         self._spec, self._open_bucket = spec, open_bucket
         self._scope = f"{check_key(scope)}." if scope else ""
@@ -204,8 +211,8 @@ class Settings:
         """The value of a setting, of its declared type. Values are shared: do not change one.
 
         Raises:
-            ConfigError: There is no such setting.
-            RequestTimeout: With ``max_stale_s``: the copy is older than that.
+            ConfigError: The setting is not declared.
+            RequestTimeout: The copy is older than ``max_stale_s``.
             JetSparkError: Following the bucket has failed for good: it was deleted, for instance.
         """
         self._spec.setting(name)
@@ -217,7 +224,7 @@ class Settings:
         return self._values[name]
 
     def is_on(self, flag: str, unit: object = "") -> bool:
-        """Whether a flag is on, for a unit such as a user's id; the same unit always gets the same answer.
+        """True if a flag is on for a unit such as a user's id; the same unit always gets the same answer.
 
         Without a unit, a flag that is rolled out to less than everybody is off.
         """
@@ -236,7 +243,7 @@ class Settings:
     def on_change(self, name: str, callback: OnChange) -> None:
         """Have a function called with the new value and the one before, when a setting changes. It must not block.
 
-        What it raises is logged, and keeps nobody else from hearing of the change.
+        Its errors are logged, and do not keep other callbacks from being called.
         """
         self._spec.setting(name)
         if not callable(callback) or inspect.iscoroutinefunction(callback):
@@ -252,12 +259,12 @@ class Settings:
 
     # ---- writing -----------------------------------------------------------------------------------------------
 
-    async def set(self, name: str, value: Any, *, by: str, revision: int | None = None) -> int:
+    async def set(self, name: str, value: object, *, by: str, revision: int | None = None) -> int:
         """Set a value; returns its revision. The whole value is replaced.
 
         Args:
             by: Who does it.
-            revision: Only if that is the last one of the setting; 0 for one that was never set.
+            revision: Write only if this is the setting's last revision; 0 for a setting that was never set.
 
         Raises:
             ConfigError: The value is not of the setting's type.
@@ -266,11 +273,11 @@ class Settings:
         return await self._put(name, {"value": self._spec.setting(name).check(value)}, by, revision)
 
     async def delete(self, name: str, *, by: str, revision: int | None = None) -> int:
-        """Remove a setting, with a name to it; what holds then is as its ``on_delete`` says. Returns the revision."""
+        """Delete a setting; its ``on_delete`` decides the value from then on. Returns the revision."""
         self._spec.setting(name)
         return await self._put(name, {}, by, revision)
 
-    async def _put(self, name: str, fields: dict[str, Any], by: str, revision: int | None) -> int:
+    async def _put(self, name: str, fields: Mapping[str, object], by: str, revision: int | None) -> int:
         if not isinstance(by, str) or not by:
             raise ConfigError(f"by={by!r}: expected who does it, as text, for the history")
         record = msgspec.json.encode({**fields, "by": by, "at": utc_now().isoformat()}, order="sorted")
@@ -285,7 +292,7 @@ class Settings:
 
     async def _follow(self, ready: asyncio.Future[None]) -> None:
         def tell(error: JetSparkError) -> None:
-            _logger.warning("settings of bucket %s: %s", self._spec.bucket.bucket, error)
+            _logger.warning("settings bucket %s: watch failed (%s); retrying", self._spec.bucket.bucket, error)
 
         await patiently(partial(self._watch, ready), patience_s=FOR_EVER_S, pause=PAUSE, on_wait=tell)
 
@@ -315,7 +322,10 @@ class Settings:
         if change.error:
             self.errors[name] = change.error
             _logger.error(
-                "setting %s, revision %d: %s: what held before holds", entry.key, entry.revision, change.error
+                "setting %s, revision %d: invalid value (%s); keeping the previous one",
+                entry.key,
+                entry.revision,
+                change.error,
             )
         elif change.is_deleted:
             self._remove(name, setting)
@@ -327,7 +337,7 @@ class Settings:
         if setting.on_delete != "keep":
             self._hold(name, setting.default)
 
-    def _hold(self, name: str, new: Any) -> None:
+    def _hold(self, name: str, new: object) -> None:
         self.errors.pop(name, None)
         old, self._values[name] = self._values[name], new
         if new != old:
@@ -335,7 +345,7 @@ class Settings:
                 try:
                     callback(new, old)
                 except Exception:
-                    _logger.exception("setting %s: a function that was told of its change failed", self._scope + name)
+                    _logger.exception("setting %s: a callback failed; the change is in effect", self._scope + name)
 
     def _change(self, name: str, entry: KVEntry) -> SettingChange:
         value, by, error, is_deleted = None, "", "", entry.operation != "put"
@@ -357,19 +367,20 @@ class Settings:
                 entries = await self._kv.snapshot([f"{self._scope}*"])
                 for name, revision in before.items():
                     if self._scope + name not in entries:
-                        await self._look_for(name, revision)
+                        await self._check_presence(name, revision)
                 last = max((entry.revision for entry in entries.values() if self._is_declared(entry)), default=0)
                 if last <= self._revision:
                     self._fresh_at = asked_at
             await asyncio.sleep(every_s)
 
-    async def _look_for(self, name: str, revision: int) -> None:
-        """A setting was not there: it was removed without a mark, as by a purge of the stream, which no watch tells."""
+    async def _check_presence(self, name: str, revision: int) -> None:
+        """The setting is missing in the bucket: it was removed without a mark, as by a purge of the stream, which no
+        watch reports."""
         try:
             await self._kv.get(self._scope + name, direct=False)  # what has answered may be a replica that is behind
         except KeyNotFound:
             if self._stored.get(name) == revision:
-                _logger.warning("setting %s is gone: it was purged with its stream", self._scope + name)
+                _logger.warning("setting %s: purged together with its stream; treated as deleted", self._scope + name)
                 del self._stored[name]
                 self._remove(name, self._spec.setting(name))
 
@@ -378,5 +389,5 @@ class Settings:
 
 
 def part_of(flag: str, unit: object) -> int:
-    """Which of a hundred parts a unit is in."""
+    """Which of a hundred parts a unit belongs to."""
     return int.from_bytes(hashlib.sha256(f"{flag}/{unit}".encode()).digest()[:8]) % PARTS

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from jetspark.app.contracts.catalogue import Catalogue, Contract, contract_of, returned_types
 from jetspark.app.topology.names import dead_letter_stream, handler_bucket, retry_stream
@@ -50,7 +50,7 @@ class AppSpec:
     """The stream that stores the server's advisories about the application's consumers."""
     owns_advisories: bool
     inbox_prefixes: tuple[str, ...]
-    events: tuple[type[Any], ...] = ()
+    events: tuple[type[object], ...] = ()
     """Types of events that were declared by themselves, besides those of handlers and projections."""
     buckets: tuple[KVConfig, ...] = ()
     handlers: Mapping[str, HandlerSpec] = field(default_factory=dict)
@@ -61,7 +61,7 @@ class AppSpec:
     workflows: Mapping[str, WorkflowSpec] = field(default_factory=dict)
     settings: Mapping[str, SettingsSpec] = field(default_factory=dict)
     """By bucket."""
-    lifespans: tuple[Callable[[], AsyncIterator[Any]], ...] = ()
+    lifespans: tuple[Callable[[], AsyncIterator[object]], ...] = ()
     observers: tuple[HandlerObserver, ...] = ()
     """Notified of every attempt, in every process that runs handlers."""
 
@@ -80,12 +80,12 @@ class AppSpec:
 
     @property
     def owns_stream(self) -> bool:
-        """Whether the application declares its stream, and does not only read it."""
+        """True if the application declares its stream; False if it only reads one."""
         return bool(self.subjects)
 
     @property
     def keeps_what_is_acknowledged(self) -> bool:
-        """Whether messages stay in the stream after a consumer has acknowledged them, as far as it is declared."""
+        """True if the declaration makes messages stay in the stream after their acknowledgement."""
         return self.stream_config.retention in (None, "limits")
 
     @property
@@ -107,7 +107,7 @@ class AppSpec:
 
     @cached_property
     def catalogue(self) -> Catalogue:
-        """Every declared type of event, and those that handlers and projections take and handlers return.
+        """Every declared event type, including the ones that handlers and projections take and handlers return.
 
         Raises:
             ConfigError: A handler takes a class that is not an event, two classes have one type and version, or the
@@ -125,7 +125,7 @@ class AppSpec:
                 found.add(kind)
         return found
 
-    def declared(self, event: Any) -> Contract:
+    def declared(self, event: object) -> Contract:
         """The contract of an event that is to be published, or of its class.
 
         Raises:
@@ -133,7 +133,7 @@ class AppSpec:
         """
         return self.catalogue.declared(event)
 
-    def with_events(self, *kinds: type[Any]) -> AppSpec:
+    def with_events(self, *kinds: type[object]) -> AppSpec:
         """Declare types of events.
 
         Raises:
@@ -152,7 +152,7 @@ class AppSpec:
         config = dataclasses.replace(self.stream_config, subjects=[*self.subjects, subject])
         return dataclasses.replace(self, stream_config=config)
 
-    def _check_stored(self, kind: type[Any]) -> None:
+    def _check_stored(self, kind: type[object]) -> None:
         subject = contract_of(kind).subject.filter
         if self.owns_stream and not any(is_subset(subject, stored) for stored in self.subjects):
             raise ConfigError(

@@ -30,19 +30,19 @@ from jetspark.errors import InvalidHeader, PayloadTooLarge, ProtocolError, Serve
 
 __all__ = [
     "CLOSED_TTL_S",
-    "DeadEvent",
+    "DeadLetterRef",
+    "DeadLetterStatus",
     "FailureCause",
-    "LetterRef",
-    "LetterStatus",
     "Origin",
-    "apart_subject",
+    "StoredEvent",
+    "dead_letter_filter",
+    "dead_letter_subject",
     "error_text",
     "is_too_large",
-    "letter_filter",
-    "letter_subject",
+    "separate_body_subject",
 ]
 
-LetterStatus: TypeAlias = Literal["open", "behind", "closed"]
+DeadLetterStatus: TypeAlias = Literal["open", "behind", "closed"]
 
 # A redelivery that finds its dead letter closed is acknowledged without being run; nothing is redelivered after a day.
 CLOSED_TTL_S = 86400.0
@@ -123,21 +123,21 @@ class FailureCause:
 
 
 @dataclass(frozen=True, slots=True)
-class LetterRef:
+class DeadLetterRef:
     """A dead letter as the next step needs it."""
 
     sequence: int
     """Of the event in its stream."""
     revision: int
     """Of the dead letter in the dead-letter stream."""
-    status: LetterStatus
+    status: DeadLetterStatus
     redrives: int = 0
     """How often it was handled again and failed again."""
     subject: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeadEvent:
+class StoredEvent:
     """A dead letter as it is stored."""
 
     handler: str
@@ -149,7 +149,7 @@ class DeadEvent:
     headers: Headers
     """Of the event."""
     attempts: int
-    status: LetterStatus
+    status: DeadLetterStatus
     cause: FailureCause | None = None
     behind: int | None = None
     """The sequence of the event it waits for."""
@@ -159,11 +159,11 @@ class DeadEvent:
     partition: int | None = None
     """Of a handler with partitions: whose retries it belongs to."""
     is_body_omitted: bool = False
-    """The event is too large to be stored with what has to be said of it: its headers and its body are apart, or in its
+    """The event was too large to be stored with its facts: its headers and its body are stored separately, or in its
     stream."""
     apart: int | None = None
-    """Its headers and its body are a message of their own, on :func:`apart_subject`: headers first, of this many bytes.
-    """
+    """The size in bytes of the event's headers at the beginning of the message on :func:`separate_body_subject`, which
+    has its headers and its body; None if there is no such message."""
     is_cancelled: bool = False
     """A retry that an operator has cancelled: the worker that gets it writes a dead letter in place of trying again."""
 
@@ -207,7 +207,7 @@ class DeadEvent:
         return fields
 
     @classmethod
-    def of(cls, headers: Headers, data: bytes) -> DeadEvent:
+    def of(cls, headers: Headers, data: bytes) -> StoredEvent:
         """Read a dead letter.
 
         Raises:
@@ -221,7 +221,7 @@ class DeadEvent:
         return cls._of(facts, _of_line(facts["Headers"]) if facts.get("Headers") else _of_the_event(headers), data)
 
     @classmethod
-    def described(cls, block: bytes | None) -> DeadEvent:
+    def described(cls, block: bytes | None) -> StoredEvent:
         """Read what is said of an event from a dead letter's header block, without the event's own headers and body.
 
         A list of many dead letters spends most of its time here, so only the lines of dead letters are taken apart.
@@ -237,14 +237,14 @@ class DeadEvent:
         return cls._of(facts, Headers(), b"")
 
     @classmethod
-    def _of(cls, facts: Mapping[str, str], headers: Headers, data: bytes) -> DeadEvent:
+    def _of(cls, facts: Mapping[str, str], headers: Headers, data: bytes) -> StoredEvent:
         try:
             return cls._read(facts, headers, data)
         except ValueError:  # also of texts that cannot be read
             raise ProtocolError(f"not a dead letter: no {PREFIX}Stream, -Sequence and so on that can be read") from None
 
     @classmethod
-    def _read(cls, facts: Mapping[str, str], headers: Headers, data: bytes) -> DeadEvent:
+    def _read(cls, facts: Mapping[str, str], headers: Headers, data: bytes) -> StoredEvent:
         def fact(name: str) -> str:
             return facts.get(name, "")
 
@@ -281,11 +281,11 @@ class DeadEvent:
             is_cancelled=fact("Cancelled") == "true",
         )
 
-    def shortened(self) -> DeadEvent:
+    def shortened(self) -> StoredEvent:
         """The same without the headers and the body of the event, which are somewhere else."""
         return dataclasses.replace(self, data=b"", headers=Headers(), is_body_omitted=True)
 
-    def stripped(self) -> DeadEvent:
+    def stripped(self) -> StoredEvent:
         """The same with the first words of its cause, for a server that takes very little at a time."""
         if self.cause is None:
             return self
@@ -297,7 +297,7 @@ class DeadEvent:
         """The headers of the event, as they are kept apart."""
         return _as_text(self.headers).encode("utf-8", "surrogateescape")
 
-    def whole(self, kept: bytes) -> DeadEvent:
+    def whole(self, kept: bytes) -> StoredEvent:
         """The same with what was kept apart."""
         size = self.apart or 0
         return dataclasses.replace(self, headers=readable(kept[:size]), data=kept[size:], is_body_omitted=False)
@@ -332,7 +332,7 @@ def error_text(error: BaseException) -> str:
     try:
         return str(error)
     except Exception as another:
-        return f"its text cannot be told: {type(another).__name__}"
+        return f"its text is not known: str() raised {type(another).__name__}"
 
 
 def is_too_large(error: BaseException) -> bool:
@@ -342,12 +342,12 @@ def is_too_large(error: BaseException) -> bool:
     )
 
 
-def letter_subject(app: str, handler: str, key: str | None, origin: Origin) -> str:
+def dead_letter_subject(app: str, handler: str, key: str | None, origin: Origin) -> str:
     """The subject of the one dead letter an event can have."""
     return f"dlq.{app}.{handler}.{_key_token(key)}.{origin.tokens}"
 
 
-def letter_filter(
+def dead_letter_filter(
     app: str, handler: str | None = None, key: str | None = None, sequence: int | str | None = None
 ) -> str:
     """Every dead letter of an application, of a handler, a key or a sequence; not what is kept apart."""
@@ -355,7 +355,7 @@ def letter_filter(
     return f"dlq.{app}.{handler or '*'}.{key_token}.*.{'*' if sequence is None else sequence}.*"
 
 
-def apart_subject(subject: str) -> str:
+def separate_body_subject(subject: str) -> str:
     """Where an event is stored that is too large for its dead letter: its headers and its body."""
     return f"{subject}.event"
 

@@ -1,4 +1,4 @@
-"""What handlers tell while they run, as plain data: for metrics, traces and logs of one's own.
+"""Reports of handlers as plain data: for your own metrics, traces and logs.
 
 ::
 
@@ -8,9 +8,9 @@
 
     app.observe(Metrics())
 
-Without an observer nothing is made and nothing is called. Observers are called in the worker's event loop, and for one
-attempt in the task that runs the handler: they must not wait for anything. What one raises is logged, once for each of
-its methods, and hurts no event.
+Without an observer no report is made. Observers are called in the worker's event loop, and for an attempt in the task
+that runs the handler: they must not wait. An error of an observer is logged, once for each method, and affects no
+event.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ class HandlerAttempt(msgspec.Struct, frozen=True, kw_only=True):
     app: str
     handler: str
     event_type: str | None
-    """None for a message that is no event, or breaks its contract: no handler is called with it."""
+    """None for a message that is not an event, or breaks its contract: no handler is called with it."""
     event_id: str | None
     key: str | None
     stream: str
     sequence: int
-    """Where the event was published; the same for each attempt."""
+    """The event's sequence in its stream; the same for each attempt."""
     attempt: int
     """1 for the first start."""
     redrives: int
-    """How often it was taken out of the dead letters."""
+    """How often the event was redriven from the dead letters."""
     correlation_id: str | None
     decoded: Decoded | None
     """The event with its envelope."""
@@ -55,22 +55,23 @@ class HandlerAttempt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AttemptResult(msgspec.Struct, frozen=True, kw_only=True):
-    """How an attempt ended, and what becomes of its event."""
+    """The end of an attempt, and the outcome for its event."""
 
     outcome: AttemptOutcome
     seconds: float
-    """That the handler's own code took; publishing what it returned is part of it."""
+    """The duration of the handler's own code, including the publishing of the events that it returned."""
     error: BaseException | None = None
-    """What it raised, such as ``Skip`` or ``HandlerTimeout``."""
+    """The error that it raised, such as ``Skip`` or ``HandlerTimeout``."""
     retry_in_s: float | None = None
-    """Of ``retry``."""
+    """The delay of a ``retry``."""
 
 
 class LetterChange(msgspec.Struct, frozen=True, kw_only=True):
     """A dead letter was written, or closed because its event is done.
 
-    ``dropped`` is an event without a letter, because its handler has ``dead_letter=False``: the workers that had it
-    died, or somebody else gave it up. What is dropped after an attempt of this worker is the outcome of that attempt.
+    ``dropped`` is an event without a dead letter, because its handler has ``dead_letter=False``: its workers died, or
+    its delivery was ended elsewhere. An event that is dropped after an attempt of this worker is that attempt's
+    outcome.
     """
 
     app: str
@@ -80,7 +81,7 @@ class LetterChange(msgspec.Struct, frozen=True, kw_only=True):
     sequence: int
     status: Literal["open", "behind", "closed", "dropped"]
     error: str | None
-    """The type of the error, of a letter that is open and of what is dropped."""
+    """The type of the error, of an open dead letter and of a dropped event."""
     attempts: int
 
 
@@ -91,7 +92,7 @@ class HeldEvents(msgspec.Struct, frozen=True, kw_only=True):
     handler: str
     events: int
     oldest_s: float
-    """For how long the oldest of them has been held."""
+    """How long the oldest of them has been held."""
     running: int
     """Events in an attempt, or in the steps after it."""
     awaited: int
@@ -103,13 +104,13 @@ class HeldEvents(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HandlerObserver:
-    """Override what you want to hear of. A batch handler tells of each event of its batch."""
+    """Override the methods that you need. A batch handler reports each event of its batch."""
 
     def on_started(self, attempt: HandlerAttempt) -> None:
         """The handler is about to be called, in the task that calls this."""
 
     def on_finished(self, attempt: HandlerAttempt, result: AttemptResult) -> None:
-        """What becomes of the event is decided, and stored; in the task that called :meth:`on_started`."""
+        """Called once the outcome is decided and stored; in the task that called :meth:`on_started`."""
 
     def on_letter(self, letter: LetterChange) -> None:
         """A dead letter was written or closed by this worker, or dropped outside of an attempt."""

@@ -7,17 +7,17 @@ its event comes to handlers and projections like any other. A timer of the same 
 It is never dropped by age (``Nats-TTL: never``). What a stream drops by a limit of messages or bytes it would drop with
 the timers among it, so an application with timers cannot have such a limit: :func:`check_stream`.
 
-A timer that has fired is gone, and its event is in the stream, however late it is handled. Whether it still counts then
-can be read: a timer that was set anew is on its subject again, and a cancel has left a mark beside it, on
-``timers.<app>.<name>.cancelled``, for a week. The mark has a subject of its own because the server ends no timer on a
-subject whose last message is none (10212).
+A timer that has fired is gone, and its event is in the stream, however late it is handled. The handler can check
+whether the event still counts: a timer that was set again is on its subject, and a cancel has left a mark on
+``timers.<app>.<name>.cancelled`` for a week. The mark has a subject of its own because the server refuses to end a
+timer on a subject whose last message is not a timer (10212).
 
-Nothing here purges: the right to purge one subject is the right to purge the stream. The mark of a cancel is itself the
-message that ends the timer, guarded by what was read of it, so any replica may be asked what that is.
+Timers are not purged: the permission to purge one subject is the permission to purge the stream. The mark of a cancel
+is itself the message that ends the timer, guarded by the sequence that was read, so any replica may serve that read.
 
-Measured on nats-server 2.15.1, with one replica and with three: the server takes a timer that is due out of its list,
-and stores the event a moment later. It does not look again whether the timer is still set, and what it stores removes
-whatever timer is on that subject by then. Of 500 to 800 timers that were ended or set anew between 20 ms before and
+Measured on nats-server 2.15.1, with one replica and with three: the server takes a due timer out of its list, and
+stores the event a moment later. It does not check again whether the timer is still set, and storing the event removes
+whatever timer is on that subject by then. Of 500 to 800 timers that were ended or set again between 20 ms before and
 300 ms after they were due, up to four had their event stored behind that.
 
 * Behind an end the event must not count. So a mark names the setting that it ended, and the event knows from which
@@ -34,19 +34,19 @@ import datetime
 import math
 import re
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from jetspark.aio.context import context_of
 from jetspark.aio.ordered import Watch
 from jetspark.app.clock import HUNDRED_YEARS_S, utc_now
 from jetspark.app.contracts.envelope import Encoded, derived_id, read_envelope
-from jetspark.app.contracts.other_forms import header_of
+from jetspark.app.contracts.foreign_envelopes import header_of
 from jetspark.app.contracts.tokens import escape, unescape
 from jetspark.app.server_clock import server_clock
-from jetspark.app.topology.keeping import check_keeps
 from jetspark.app.topology.names import escape_token, is_hash
+from jetspark.app.topology.retention import check_retention
 from jetspark.codes import Code
 from jetspark.core.backoff import Backoff
 from jetspark.core.subjects import matches
@@ -68,6 +68,7 @@ __all__ = [
     "FiredTimer",
     "Seconds",
     "Timer",
+    "TimerDue",
     "Timers",
     "When",
     "cancelling",
@@ -81,25 +82,28 @@ __all__ = [
 ]
 
 Seconds: TypeAlias = float | datetime.timedelta
+TimerDue: TypeAlias = datetime.datetime | Seconds
+"""When a decision has a timer fire: at a moment, or after a time."""
 
 _WORDS = ("@yearly", "@annually", "@monthly", "@weekly", "@daily", "@midnight", "@hourly")
 # The server counts nanoseconds since 1970 in 64 bits. Measured on 2.15.1: a timer that is due later fires at once, and
-# one that was due before 1678 never.
+# a timer due before 1678 never.
 _EARLIEST = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _LATEST = datetime.datetime(2262, 4, 11, 23, 47, 16, tzinfo=datetime.UTC)
 _SCHEDULER, _NEXT = "Nats-Scheduler", "Nats-Schedule-Next"
 _NAME = "Jetspark-Timer"
-"""Of a timer whose subject has only a hash of its name: the name."""
+"""The timer's name, where its subject has only a hash of it."""
 _SETTING = "Jetspark-Timer-Setting"
-"""Of a timer, what it publishes, and the mark of a cancel: which call of ``set`` it comes from."""
+"""The call of ``set`` that a timer, its event or the mark of a cancel belongs to."""
 CLOCKS_DIFFER_S = 60.0
-"""How far the clocks of the servers that lead the stream one after the other may be apart."""
+"""Largest difference between the clocks of successive leaders of the stream."""
 _CANCELLED = ".cancelled"
 REMEMBERED_S = 7 * 86_400
-"""For how long a cancel is remembered that came after the firing; as the effects of ``ctx.once`` are."""
+"""How long a cancel after the firing is remembered; the effects of ``ctx.once`` are kept as long."""
 _MARK = {"Nats-Rollup": "sub", "Nats-TTL": f"{REMEMBERED_S}s"}
 _SHORT_MARK = {"Nats-TTL": "1s"}
-"""Of a timer that is not to fire soon. It replaces no other mark, and goes away as soon as the server allows."""
+"""The mark of a cancelled timer that was not due soon. It replaces no other mark, and expires as soon as the server
+allows."""
 TRIES = 20
 """How often a timer is read again because it fired or was set at that very moment, or a replica was behind."""
 PAUSE = Backoff(first_s=0.005, max_s=0.25)
@@ -110,12 +114,12 @@ _is_zone = re.compile(r"[A-Za-z0-9_+-]+(/[A-Za-z0-9_+-]+)*").fullmatch
 
 
 def timer_subjects(app: str) -> str:
-    """Where the timers of an application are."""
+    """The subjects of an application's timers."""
     return f"timers.{app}.>"
 
 
 def timer_subject(app: str, name: str) -> str:
-    """Where one timer is. Different names have different subjects."""
+    """The subject of a timer. Different names have different subjects."""
     if not isinstance(name, str) or not name:
         raise ConfigError(f"timer name={name!r}: expected a text that is not empty, such as 'payment of o-1'")
     return f"timers.{app}.{escape_token(name)}"
@@ -138,15 +142,15 @@ def ended_by(headers: RawHeaders) -> str | None:
 
 
 def is_cancel(headers: RawHeaders) -> bool:
-    """Whether a message ends a timer when it is stored."""
+    """True if storing the message ends a timer."""
     return header_of(headers, _NEXT) == "purge"
 
 
 def firing_subject(headers: RawHeaders) -> str | None:
     """The subject of the timer that has published a message; None if it was no timer.
 
-    A message that ends a timer names it in the same way. But that one is published by a program, under an id, which the
-    server takes off what it publishes itself.
+    A message that ends a timer names it in the same way. But a program publishes that one with an id, which the server
+    removes from messages that it publishes itself.
     """
     return None if header_of(headers, "Nats-Msg-Id") is not None else header_of(headers, _SCHEDULER)
 
@@ -156,7 +160,7 @@ def check_stream(config: StreamConfig) -> None:
     Raises:
         ConfigError: The stream would drop timers, or the server allows none in it.
     """
-    check_keeps(config, "timers=True", "timers", survives_age=True)
+    check_retention(config, "timers=True", "timers", survives_age=True)
     for field, why in {"mirror": "a mirror", "sources": "a stream with sources"}.items():
         if getattr(config, field):
             raise ConfigError(f"timers=True with {field}: the server allows no schedules in {why}")
@@ -166,11 +170,11 @@ def check_stream(config: StreamConfig) -> None:
 
 @dataclass(frozen=True, slots=True)
 class When:
-    """When a timer fires, as the server is told."""
+    """The schedule of a timer."""
 
     schedule: str
     due: datetime.datetime | None = None
-    """Of one that fires once."""
+    """Due time of a timer that fires once."""
     time_zone: str | None = None
 
     @classmethod
@@ -186,7 +190,7 @@ class When:
     ) -> When:
         """
         Raises:
-            ConfigError: Not exactly one of ``at``, ``after``, ``every`` and ``cron``, or a value that is none.
+            ConfigError: Not exactly one of ``at``, ``after``, ``every`` and ``cron`` is given, or its value is invalid.
         """
         given = {"at": at, "after": after, "every": every, "cron": cron}
         named = [name for name, value in given.items() if value is not None]
@@ -206,15 +210,15 @@ class When:
 
     @classmethod
     def of_decision(cls, now: datetime.datetime, when: datetime.datetime | Seconds) -> When:
-        """As a :class:`Decision` says it: a time with a zone, or how long from now.
+        """The schedule in a :class:`Decision`: a time with a zone, or a time from now.
 
         Raises:
-            ConfigError: It is neither.
+            ConfigError: The value is neither.
         """
         return cls.of(now, at=when) if isinstance(when, datetime.datetime) else cls.of(now, after=when)
 
     def headers(self, target: str) -> dict[str, str]:
-        """What makes a message a timer that publishes to ``target``."""
+        """The headers that make a message a timer that publishes to ``target``."""
         fields = {"Nats-Schedule": self.schedule, "Nats-Schedule-Target": target, "Nats-TTL": "never"}
         return fields if self.time_zone is None else {**fields, "Nats-Schedule-Time-Zone": self.time_zone}
 
@@ -225,7 +229,7 @@ class Timer:
 
     name: str
     schedule: str
-    """In the server's words: ``@at <time>``, ``@every <duration>``, or cron."""
+    """The server's notation: ``@at <time>``, ``@every <duration>``, or cron."""
     target: str
     """The subject its event is published to."""
     data: bytes
@@ -234,7 +238,7 @@ class Timer:
 
     @property
     def due(self) -> datetime.datetime | None:
-        """When it fires; None for one that fires again and again."""
+        """The due time; None for a repeating timer."""
         kind, _, time = self.schedule.partition(" ")
         return datetime.datetime.fromisoformat(time) if kind == "@at" else None
 
@@ -245,9 +249,9 @@ class FiredTimer:
 
     name: str
     due: datetime.datetime | None
-    """When it was to fire; None for one that fires again and again."""
+    """The due time; None for a repeating timer."""
     subject: str
-    """Where the timer was, or is."""
+    """The subject of the timer."""
 
     @classmethod
     def of(cls, decoded: Decoded) -> FiredTimer | None:
@@ -274,7 +278,7 @@ class Timers:
         Args:
             clock: The program's.
             from_leader: Read only from the stream's leader, as workers do. It takes the right to read all of it.
-            server_now: The server's time. If not given, it is asked for only where a call cannot do without.
+            server_now: The server's time. By default it is requested only where a call needs it.
         """
         self._app, self._stream_name, self._js, self._encode, self._clock = app, stream, js, encode, clock
         self._server_now = server_now
@@ -284,7 +288,7 @@ class Timers:
     async def set(
         self,
         name: str,
-        event: Any,
+        event: object,
         *,
         at: datetime.datetime | None = None,
         after: Seconds | None = None,
@@ -295,27 +299,27 @@ class Timers:
     ) -> datetime.datetime | None:
         """Have an event published later; returns when, if that is once. A timer of the same name is replaced.
 
-        Where ``set_id`` was used before, it returns when the timer is due that is set: None if it has fired.
+        If ``set_id`` was used before, returns the due time of the present timer; None if it has fired.
 
-        The server's clock decides, and a timer fires at most a moment late and never early. One that was due while the
-        server was away fires when it is back: ``every`` and ``cron`` once, whatever they missed. One that is set anew
-        in the very moment in which it fires may have fired instead (see the page on timers).
+        The server's clock decides, and a timer fires at most a moment late and never early. A timer that was due while
+        the server was down fires when it is back: ``every`` and ``cron`` once, however many firings they missed. A
+        timer that is set again in the very moment in which it fires may have fired instead (see the page on timers).
 
         Args:
-            name: Of the timer, unique in the application.
-            event: What is published, with the due time as its time. Of a timer that fires again and again each event
-                has an id of its own, and no time but that of the stream.
-            at: When, with a time zone. The past is at once.
+            name: The timer's name, unique in the application.
+            event: The event to publish, with the due time as its time. A repeating timer's events have ids of their
+                own, and no time but the stream's.
+            at: The due time, with a time zone. A past time fires at once.
             after: Seconds from now by the server's clock, or a ``timedelta``. The server is asked for its time once a
                 minute, which needs ``$JS.API.STREAM.INFO.<stream>``.
             every: Whole seconds between two events, 1 or more.
             cron: Six fields, seconds first (``"0 30 9 * * MON-FRI"``), or ``@hourly``, ``@daily`` and so on.
-            time_zone: Of ``cron``, such as ``"Europe/Berlin"``; UTC if not given.
+            time_zone: The zone of ``cron``, such as ``"Europe/Berlin"``; UTC by default.
             set_id: Within the stream's duplicate window, setting this timer a second time with the same id does
-                nothing: also when it has fired meanwhile.
+                nothing, even if it has fired in between.
 
         Raises:
-            ConfigError: A time that is none, or the stream of the application has no timers (``App(timers=True)``).
+            ConfigError: A time is invalid, or the stream of the application has no timers (``App(timers=True)``).
             InvalidEvent: A field of the event breaks its contract.
         """
         when = When.of(self._clock(), at=at, after=after, every=every, cron=cron, time_zone=time_zone)
@@ -372,10 +376,11 @@ class Timers:
         )
 
     async def cancel(self, name: str) -> bool:
-        """End a timer; False if there is none: it was never set, or has fired.
+        """End a timer; False if it does not exist: it was never set, or has fired.
 
-        What it has published is in the stream, and ``ctx.is_current_timer()`` tells the handler that it does not count
-        any more. To end it together with what makes it needless, publish that with ``cancels=name``.
+        An event that it has published stays in the stream, and ``ctx.is_current_timer()`` tells the handler that it no
+        longer counts. To end the timer together with the event that makes it needless, publish that event with
+        ``cancels=name``.
 
         Raises:
             ConfigError: The stream of the application has no timers.
@@ -425,8 +430,8 @@ class Timers:
         raise AssertionError
 
     def _unchanged(self, name: str, last: StoredMessage | None, number: int) -> Expect | None:
-        """The guard of a message that ends a timer: refused if the timer fires or is set meanwhile, or if the replica
-        that was read is behind. None for the last try, which ends whatever there is.
+        """The guard of a message that ends a timer: refused if the timer fires or is set in between, or if the replica
+        that was read is behind. None for the last try, which ends any timer.
         """
         if number == TRIES - 1:
             return None
@@ -438,9 +443,9 @@ class Timers:
             await asyncio.sleep(PAUSE.wait_s(number - 1))
 
     async def _may_be_firing(self, timer: StoredMessage | None) -> bool:
-        """Whether the server may have taken a timer out already, and be about to store its event.
+        """True if the server may have taken a timer out already, and be about to store its event.
 
-        It is, too, where the server's time is not known: the program's own clock may be wrong by any time.
+        True also while the server's time is unknown: the program's own clock may be wrong by any time.
         """
         due = None if timer is None else _timer(timer).due
         if due is None:
@@ -448,7 +453,7 @@ class Timers:
         if self._server_now is not None:
             now: datetime.datetime | None = await self._server_now()
         else:
-            # A client may have no right to ask. It uses the answer to an earlier question.
+            # The client may have no permission to ask, so the last known answer is used.
             now = server_clock(self._js, self._stream_name).at_most()
         return now is None or due <= now + datetime.timedelta(seconds=CLOCKS_DIFFER_S)
 
@@ -465,7 +470,7 @@ class Timers:
         return Encoded(subject, b"", _MARK if setting is None else {**_MARK, _SETTING: setting})
 
     async def is_current(self, fired: FiredTimer, decoded: Decoded, sequence: int) -> bool:
-        """Whether an event that a timer has published counts; see :meth:`Context.is_current_timer`."""
+        """True if an event that a timer has published counts; see :meth:`Context.is_current_timer`."""
         # From the leader: a cancel that has returned must be seen.
         timer = await self._last_on(fired.subject, direct=False)
         following = header_of(decoded.headers, _NEXT)
@@ -489,7 +494,7 @@ class Timers:
         return False
 
     async def get(self, name: str) -> Timer | None:
-        """The timer of a name, if it is set. In a stream with replicas one that was set just now may be missing."""
+        """The timer of a name, or None. On a replicated stream a timer that was set just now may be missing."""
         found = await self._last_on(timer_subject(self._app, name))
         return None if found is None else _timer(found)
 
@@ -499,7 +504,7 @@ class Timers:
         """
         return await self._read(message_query(last_for=subject), direct=direct and not self._from_leader)
 
-    async def _read(self, query: dict[str, Any], *, direct: bool) -> StoredMessage | None:
+    async def _read(self, query: Mapping[str, object], *, direct: bool) -> StoredMessage | None:
         # Not by ``Stream``: to have one costs a request, and each event of a handler has another object of this class.
         context = context_of(self._js)
         try:
@@ -508,7 +513,7 @@ class Timers:
             return None
 
     async def list(self) -> AsyncIterator[Timer]:
-        """Every timer that is set, by the time of setting; one that is set again meanwhile comes twice."""
+        """Every timer, in order of setting; a timer that is set again during the iteration comes twice."""
         options = OrderedOptions(filter_subjects=(f"timers.{self._app}.*",), deliver_policy="last_per_subject")
         reading = Watch(context_of(self._js), self._stream_name, _timer_of, lambda timer: not timer.schedule)
         async with contextlib.aclosing(reading.present(options, f"timers of app {self._app!r}")) as timers:
@@ -522,7 +527,7 @@ class Timers:
 
 
 def timer_message(app: str, name: str, when: When, event: Encoded) -> Encoded:
-    """The message that is a timer, made of the one that it is to publish."""
+    """The timer's message, made from the event that it is to publish."""
     # The event's id is in its envelope. The stream would take the header for an id of the timer.
     own = {key: value for key, value in event.headers.items() if key != "Nats-Msg-Id"}
     subject = timer_subject(app, name)
@@ -545,7 +550,7 @@ def _timer_in(subject: str, fields: Headers, data: bytes, set_at: datetime.datet
 
 
 def _name_of(subject: str, headers: RawHeaders) -> str:
-    """Of the timer with this subject; a name that is too long for a subject is in the headers."""
+    """The name of the timer with this subject; a name that is too long for a subject is in the headers."""
     token = _token(subject)
     if not is_hash(token):
         return unescape(token)
@@ -576,7 +581,7 @@ def _whole_seconds(every: Seconds) -> int:
     return round(found)
 
 
-def _moment(at: Any) -> datetime.datetime:
+def _moment(at: object) -> datetime.datetime:
     if not isinstance(at, datetime.datetime) or at.tzinfo is None:
         raise ConfigError(f"at={at!r}: expected a time with a zone, such as datetime.now(UTC) + timedelta(hours=1)")
     return at
@@ -584,7 +589,7 @@ def _moment(at: Any) -> datetime.datetime:
 
 def _cron(cron: str) -> str:
     fields = cron.split() if isinstance(cron, str) else []
-    # A field of commas allows no time: the server looks through five years of seconds, and answers nobody meanwhile.
+    # A field with only commas allows no time: the server would search five years of seconds, and answer nothing else.
     if any(not each.strip(",") for each in fields):
         raise ConfigError(f"cron={cron!r}: expected at least one value in each field, or *")
     if cron in _WORDS or (len(fields) == 6 and not fields[0].startswith("@")):

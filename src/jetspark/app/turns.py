@@ -1,5 +1,5 @@
-"""Who may decide now: those who decide on the same thing take turns, and only some decide at a time. Both can be had
-without waiting, which is what most do. In one process they would only disturb each other."""
+"""A mutex for each boundary or entity, and a semaphore for all decisions, each with a fast path that does not wait.
+Within one process, simultaneous decisions on the same boundary would only make each other fail."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 
-__all__ = ["DecidingPlaces", "Turns"]
+__all__ = ["DecisionSlots", "Turns"]
 
 
-class DecidingPlaces:
+class DecisionSlots:
     """At most this many commands are decided at a time; the others wait, in the order of asking."""
 
     def __init__(self, count: int) -> None:
@@ -35,11 +35,11 @@ class DecidingPlaces:
 
 
 class Turns:
-    """Those who want the same names take turns: commands those of their boundary, changes those of their entities."""
+    """A mutex for each name: commands use their boundary's, changes their entities'."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
-        """By name, of those that somebody has."""
+        """The waiting tasks of each name that is taken."""
 
     def try_begin(self, names: Sequence[str]) -> bool:
         """Have one's turn, if that is possible at once; then :meth:`end` has to be called."""
@@ -73,7 +73,7 @@ class Turns:
 
 
 async def _in_line(line: deque[asyncio.Future[None]], give_back: Callable[[], None]) -> None:
-    """Wait until it is passed on to us. Who is cancelled at that very moment gives it back."""
+    """Wait for the handover. A task that is cancelled at that very moment hands over to the next."""
     ours: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     line.append(ours)
     try:
@@ -87,7 +87,7 @@ async def _in_line(line: deque[asyncio.Future[None]], give_back: Callable[[], No
 
 
 def _pass_on(line: deque[asyncio.Future[None]]) -> bool:
-    """Wake the first one that still waits."""
+    """Wake the first task that still waits."""
     while line:
         first = line.popleft()
         if not first.done():

@@ -10,17 +10,17 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Unpack
 
 from jetspark.aio.client import Client
-from jetspark.aio.connecting import connect
-from jetspark.app.commands.answering import check_inbox_prefixes, check_no_stream_stores
+from jetspark.aio.connector import connect
+from jetspark.app.client import ConnectArguments
 from jetspark.app.commands.command_runner import CommandOptions
 from jetspark.app.commands.command_worker import CommandWorker
-from jetspark.app.connecting import ConnectArguments
+from jetspark.app.commands.reply_rule import check_inbox_prefixes, check_no_stream_stores
 from jetspark.app.handlers.context import open_lifespans
 from jetspark.app.handlers.handler_store import HandlerStore
 from jetspark.app.handlers.handler_worker import HandlerWorker
 from jetspark.app.layout import topology_of
 from jetspark.app.patience import patiently
-from jetspark.app.projections.live import LiveOptions
+from jetspark.app.projections.live_options import LiveOptions
 from jetspark.app.projections.projection_worker import ProjectionWorker
 from jetspark.app.provisioning import apply_topology, check_for_drift
 from jetspark.core.arguments import instance, texts
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 _logger = logging.getLogger("jetspark.app")
 
-# How long an orderly end waits for the server in one go; without an answer, what it was to hear is not said.
+# How long an orderly end waits for each answer of the server; without one, its messages are not sent.
 END_S = 5.0
 # For a connection whose server does not answer.
 AT_ONCE_S = 0.1
@@ -98,7 +98,7 @@ async def run_app(
         for spec in specs:
             store = await _unless(ended, patiently(partial(HandlerStore.open, js, app.name, spec.name)))
             if store is not None:
-                workers.append(HandlerWorker(app, spec, client, store, dependencies, catalogue=catalogue))
+                workers.append(HandlerWorker(app, spec, client, store, dependencies))
         if commands:
             workers.append(CommandWorker(app, commands, client, catalogue=catalogue, options=serving))
         if ended.is_set():
@@ -114,10 +114,10 @@ async def run_app(
 
 
 def _check_inboxes(app: AppSpec, client: Client) -> None:
-    """Whether command workers may answer below the prefix of their own connection, as they do.
+    """Check that command workers may answer below the inbox prefix of their own connection.
 
     Raises:
-        ConfigError: It is a subject of the server, or a stream of the application would store the replies.
+        ConfigError: The prefix is a subject of the server, or a stream of the application would store the replies.
     """
     own = check_inbox_prefixes([client.options.inbox_prefix])
     check_no_stream_stores(own, [(each.name, each.subjects or ()) for each in topology_of(app).streams])
@@ -125,10 +125,10 @@ def _check_inboxes(app: AppSpec, client: Client) -> None:
 
 @asynccontextmanager
 async def _until(ended: asyncio.Event) -> AsyncIterator[None]:
-    """Leave the block when the process is asked to end, by a cancellation.
+    """Leave the block, by a cancellation, when the process has to end.
 
-    Not a task of its own, as :func:`_unless` has: what a lifespan enters before its ``yield``, such as a task group, it
-    has to leave in the same task.
+    Not in a task of its own, unlike :func:`_unless`: a lifespan must leave in the same task what it entered before its
+    ``yield``, such as a task group.
     """
     task = asyncio.current_task()
     assert task is not None
@@ -152,8 +152,8 @@ async def _until(ended: asyncio.Event) -> AsyncIterator[None]:
         waiting.cancel()
 
 
-async def _unless(ended: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
-    """What the work returns; None if the process is asked to end before."""
+async def _unless(ended: asyncio.Event, work: Coroutine[object, object, T]) -> T | None:
+    """The result of the work; None if the process has to end first."""
     task, waiting = asyncio.create_task(work), asyncio.create_task(ended.wait())
     try:
         await asyncio.wait([task, waiting], return_when=asyncio.FIRST_COMPLETED)
@@ -174,7 +174,7 @@ async def _connected(servers: str | Sequence[str], options: ConnectArguments) ->
         try:
             await _close(client)
         except JetSparkError as failure:
-            _logger.warning("closing: %s", failure)
+            _logger.warning("closing the connection: %s", failure)
         raise
     await _close(client)
 
@@ -183,12 +183,12 @@ async def _close(client: Client) -> None:
     try:
         await client.close(min(END_S, client.options.drain_timeout_s) if client.is_connected else AT_ONCE_S)
     except NetworkError as error:
-        # Acknowledgements may be among these messages: what they were of comes again, as after a crash.
-        _logger.warning("closing: %s", error)
+        # Acknowledgements may be among the unconfirmed messages: their events are delivered again, as after a crash.
+        _logger.warning("connection closed with unconfirmed messages (%s); their events may be delivered again", error)
 
 
 async def _answers(client: Client) -> bool:
-    """Whether the server still answers, or does so again within a few seconds."""
+    """True if the server answers within a few seconds."""
     try:
         await client.flush(END_S)
     except JetSparkError as error:
@@ -214,16 +214,16 @@ async def _run_workers(workers: list[Worker], client: Client, stop_timeout: floa
         if not is_there:
             with suppress(JetSparkError):  # it was asked for long enough
                 await client.close(AT_ONCE_S)
-    # All of them are asked: asyncio would print a page for each error that nobody has seen.
+    # Every error is retrieved: asyncio would print a traceback for each one that is not.
     over: list[asyncio.Future[None]] = [each for each in (*tasks, *abandoned) if each.done() and not each.cancelled()]
     errors = [_single(error) for each in over if (error := each.exception()) is not None]
     if ended.is_set():
         # A worker that ends while the server is away may time out; the process has not failed.
         for passing in [error for error in errors if isinstance(error, NetworkError)]:
             errors.remove(passing)
-            _logger.warning("while ending: %s: %s", type(passing).__name__, passing)
+            _logger.warning("worker end: %s: %s; ignored", type(passing).__name__, passing)
     for other in errors[1:]:
-        _logger.error("another worker has ended as well: %s", other)
+        _logger.error("another worker failed as well: %s", other)
     if errors:
         raise errors[0]
 

@@ -1,7 +1,7 @@
-"""Single items in, batches out: the front door of ingestion, on asyncio.
+"""Collects single items into batches for a sink, on asyncio.
 
-:mod:`jetspark.batcher.blocking` has the same names for threads. Nothing here needs NATS. The asyncio half is loaded
-when one of its names is used, so that programs that block do without.
+:mod:`jetspark.batcher.blocking` has the same names for threads. The batcher itself does not need NATS. The asyncio
+modules are loaded on first use of one of their names, so blocking programs do not load them.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""A circuit breaker: a sink that fails again and again is left alone for a while."""
+"""A circuit breaker: writes to a sink that keeps failing are suspended for a while."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CircuitState: TypeAlias = Literal["closed", "open", "half-open"]
 
 
 class Circuit:
-    """Leaves a sink alone that fails again and again.
+    """Suspends writes to a sink that keeps failing.
 
     ::
 
@@ -26,8 +26,8 @@ class Circuit:
           └─────────────────────────────────────┼────────────────────────┘         │
                                                 └──────────────────────────────────┘
 
-    Each move begins a new generation, and only writes of the present one move it on: those that began before an outage
-    was noticed tell nothing new about it.
+    Each transition begins a new generation, and only the outcome of a write of the present generation counts: a write
+    that began before the outage was noticed gives no new information.
     """
 
     def __init__(self, *, failures: int, open_s: float) -> None:
@@ -37,7 +37,7 @@ class Circuit:
         self.state: CircuitState = "closed"
         self._generation = 0
         self._failed = 0
-        """In a row."""
+        """Consecutive failures."""
         self._opened_at = 0.0
         self._is_trying = False
 
@@ -45,7 +45,7 @@ class Circuit:
         """Begin a write; returns the generation it belongs to.
 
         Raises:
-            CircuitOpen: Not now.
+            CircuitOpen: The circuit is open, or a trial write is running.
         """
         if self.state == "open":
             left_s = self._opened_at + self.open_s - now
@@ -73,7 +73,7 @@ class Circuit:
             self._move("open")
 
     def on_nothing(self, generation: int) -> None:
-        """The write failed, and not because of the sink: it was no trial."""
+        """Record a write that failed because of its items; it does not count as a trial of the sink."""
         if generation == self._generation:
             self._is_trying = False
 
@@ -87,8 +87,8 @@ class Circuit:
         try:
             yield Write(batch)
         except BaseException as error:
-            # An error that no retry would mend is the batch's, not the sink's: an item at fault, looked for by halving
-            # its batch, must not look like an outage. A write that was cancelled took too long for somebody.
+            # A final error is the fault of an item, not of the sink: a search for that item by halving the batch must
+            # not look like an outage. A cancelled write counts, because it took too long for its caller.
             if isinstance(error, Exception) and not judge(error):
                 self.on_nothing(generation)
             else:

@@ -1,4 +1,4 @@
-"""What a batcher is given, and what it tells about itself. The same for both drivers."""
+"""Configuration, counters and metrics protocol of a batcher, the same for both drivers."""
 
 from __future__ import annotations
 
@@ -27,81 +27,81 @@ SinkT_co = TypeVar("SinkT_co", covariant=True)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stats:
-    """Where every accepted item is, at one moment.
+    """Counters of a batcher at one moment; every accepted item is in exactly one of four.
 
     ``enqueued == flushed_ok + flushed_fail + dropped_on_shutdown + in_flight``, at any moment.
     """
 
     enqueued: int = 0
-    """Accepted."""
+    """Accepted items."""
     flushed_ok: int = 0
-    """In writes that succeeded."""
+    """Items in writes that succeeded."""
     flushed_fail: int = 0
-    """In writes that failed, or were not done within ``flush_timeout``."""
+    """Items in writes that failed, or were not done within ``flush_timeout``."""
     dropped_on_shutdown: int = 0
-    """Not known to be written when the time given to ``shutdown`` was over."""
+    """Items not known to be written when the timeout of ``shutdown`` had passed."""
     in_flight: int = 0
-    """Waiting, or being written."""
+    """Items that wait or are being written."""
     rejected: int = 0
-    """Refused by ``try_add``; never accepted, so no part of the sum."""
+    """Items refused by ``try_add``; never accepted, so not part of the sum."""
     late_ok: int = 0
-    """Of those counted as failed or dropped because time was over: those that were reported as written afterwards."""
+    """Items counted as failed or dropped because of a timeout, whose write succeeded later."""
     queue_depth: int = 0
-    """Waiting, not yet given to the sink."""
+    """Items that wait, not yet passed to the sink."""
     flushes: Mapping[Reason, int] = field(default_factory=dict)
-    """Writes begun, by reason."""
+    """Number of writes begun, by reason."""
     is_closed: bool = False
-    """Nothing more is accepted."""
+    """True when the batcher accepts no more items."""
 
 
 class Flushed(NamedTuple):
-    """How it went with the items a manual flush waited for."""
+    """Outcome of the items a manual flush waited for."""
 
     ok: int
     failed: int
 
 
 class Metrics(Protocol):
-    """Where a batcher's numbers go. Nothing is called for single items, so measuring costs a batcher nothing.
+    """Receives a batcher's metrics. It is not called for single items, so it does not slow ``add`` down.
 
-    Both methods may be called from any thread. What ``flushed`` raises is logged and goes no further.
+    Both methods may be called from any thread. An exception of ``flushed`` is logged and not raised.
     """
 
     def watch(self, name: str, stats: Callable[[], Stats]) -> None:
-        """A batcher begins: its counters are read from ``stats`` whenever somebody wants to know them."""
+        """Called once for a new batcher; call ``stats`` whenever its counters are needed."""
 
     def flushed(self, name: str, *, items: int, seconds: float, result: Result) -> None:
-        """A write is over."""
+        """Called after each write."""
 
 
 class Clock(Protocol):
-    """What time it is. Each driver adds a way to wait for a time; :class:`jetspark.testing.FakeClock` has both."""
+    """A clock. Each driver also needs a way to wait for a time; :class:`jetspark.testing.FakeClock` has both."""
 
     def now(self) -> float: ...
 
 
 @dataclass(frozen=True, kw_only=True)  # with slots, Python 3.11 refuses `BatcherConfig[Sink](...)`
 class BatcherConfig(Generic[SinkT_co]):
-    """How a batcher behaves. Times are in seconds."""
+    """Configuration of a batcher. Times are in seconds."""
 
     sink: SinkT_co
-    """Where batches go: an object with ``write(batch)``."""
+    """Receives the batches: an object with ``write(batch)``."""
     max_batch_size: int
     """Flush when the batch holds this many items."""
     max_batch_delay: float
     """Flush when the first item of the batch has waited this many seconds."""
     name: str = "batcher"
-    """For errors, logs and the label of metrics."""
+    """Names the batcher in errors, logs and metric labels."""
     queue_depth: int = DEFAULT_QUEUE_DEPTH
     """Items accepted while the sink is busy; then ``add`` waits. Zero or less means 1024."""
     flush_timeout: float = DEFAULT_FLUSH_TIMEOUT_S
     """Longest time for one write. Zero or less means 5."""
     max_batch_bytes: int | None = None
-    """A batch has at most this many bytes, as ``size_of`` counts them; a larger item is refused."""
+    """Most bytes of a batch, as ``size_of`` counts them; a larger item is refused."""
     size_of: Callable[[Any], int] = len
-    """Bytes of an item; asked only with ``max_batch_bytes``."""
+    """Returns the bytes of an item; called only with ``max_batch_bytes``."""
     max_concurrent_flushes: int = 1
-    """More than one gives up the order across batches: they begin in order, and may finish in any."""
+    """Writes at a time. With more than one, batches begin in order but may finish in any order."""
     metrics: Metrics | None = None
     logger: logging.Logger | None = None
     """By default ``jetspark.batcher``."""
@@ -132,14 +132,15 @@ class BatcherConfig(Generic[SinkT_co]):
 
 
 def check_sink(what: str, sink: object) -> None:
-    """
+    """Check an argument that must be a sink.
+
     Raises:
-        ConfigError: It is no sink. A class of sinks is none, though it has the method.
+        ConfigError: The object has no ``write`` method, or is a class instead of an instance.
     """
     if isinstance(sink, type) or not callable(getattr(sink, "write", None)):
         raise unfit(what, sink, "an object with a method write(batch)")
 
 
 def _is_default(value: Any) -> bool:
-    """A number of zero or less; what is no number is for the checks."""
+    """True for a number of zero or less; other types are left to the checks."""
     return type(value) is not bool and isinstance(value, numbers.Real) and value <= 0

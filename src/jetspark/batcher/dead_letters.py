@@ -1,4 +1,4 @@
-"""Dead letters: items that cannot be written go to another sink, with the reason."""
+"""Dead letters: items that cannot be written are written to another sink, with the reason."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 @dataclass(frozen=True)  # with slots, Python 3.11 refuses `DeadLetter[str](...)`
 class DeadLetter(Generic[T_co]):
-    """An item that could not be written, why, and when (seconds since 1970)."""
+    """An item that could not be written, with its error and the time (seconds since 1970)."""
 
     item: T_co
     error: Exception
@@ -30,7 +30,7 @@ class DeadLetter(Generic[T_co]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetters:
-    """Has what failed for good written elsewhere."""
+    """Writes failed items to the sink for dead letters."""
 
     when: IsRetryable | None
     split: bool
@@ -51,7 +51,7 @@ class DeadLetters:
             if failure is None:
                 continue
             first = first or failure
-            # An outage is no item's fault, and halving would only meet it again and again.
+            # No item is at fault in an outage, so every half of the batch would fail, too.
             if self.split and len(piece) > 1 and not judge(failure):
                 middle = len(piece) // 2
                 pieces += [piece[middle:], piece[:middle]]  # the first half comes first, so order is kept
@@ -62,4 +62,4 @@ class DeadLetters:
             try:
                 yield WriteDeadLetters(dead)
             except Exception:
-                raise first  # noqa: B904 - what happened to the dead letters is its context
+                raise first  # noqa: B904 - the error of the dead-letter sink is its context

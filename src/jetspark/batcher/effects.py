@@ -1,23 +1,23 @@
-"""What the wrappers of a sink ask their driver to do, and how they work. Pure: no clock, no chance, no waiting.
+"""The steps that sink wrappers yield to their driver. Pure: no clock, no randomness, no waiting.
 
-Each wrapper is a generator. It yields what it wants done and is sent the outcome, or has the error thrown into it; the
-driver (:mod:`jetspark.batcher.aio.sinks`, :mod:`jetspark.batcher.blocking.sinks`) does the waiting and the writing::
+Each wrapper is a generator. It yields a step and is resumed with the result, or the error is thrown into it. The driver
+(:mod:`jetspark.batcher.aio.sinks`, :mod:`jetspark.batcher.blocking.sinks`) waits and writes::
 
-    yield Write(batch)                 the wrapped sink has written it
-    yield WriteDeadLetters(records)    the sink for dead letters has written them
-    yield Sleep(seconds)               that much time has passed
-    yield ReadClock()                  -> seconds of a clock that never goes back
+    yield Write(batch)                 writes to the wrapped sink
+    yield WriteDeadLetters(records)    writes to the sink for dead letters
+    yield Sleep(seconds)               waits
+    yield ReadClock()                  -> seconds of a monotonic clock
     yield WallTime()                   -> seconds since 1970
     yield Random()                     -> a random number in [0, 1)
-    yield Notify(written)              the observer was told
-    yield Call(call)                   -> what the call returned, which asyncio awaits where it has to
+    yield Notify(written)              calls the observer
+    yield Call(call)                   -> the result of the call, awaited on asyncio if it is awaitable
 
 Between two steps a generator runs alone: asyncio does not switch tasks there, and the blocking driver holds the
-wrapper's lock there, and only there. So several writes may share one circuit, token bucket or meter. A cancelled write
-is an error like any other that is thrown in (``CancelledError``, no ``Exception``): generators put their books in order
-and raise it again.
+wrapper's lock there, and only there. So several writes may share one circuit, token bucket or meter. A cancellation is
+thrown in like an error (``CancelledError``, which is not an ``Exception``): generators update their state and raise it
+again.
 
-A batch belongs to the sink while it writes, so a wrapper that needs the items afterwards hands out a copy.
+A batch belongs to the sink during the write, so a wrapper that needs the items afterwards passes a copy.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Fences: what a manual flush waits for. Pure."""
+"""Fences: the items that a manual flush waits for. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["Fence", "Fences"]
 
 
 class Fence:
-    """Everything accepted before it, as a manual flush waits for it; ``wake`` is called when all of it is settled."""
+    """The items a manual flush waits for; ``wake`` is called when the outcome of all of them is counted."""
 
     __slots__ = ("end", "failed", "first", "is_done", "ok", "wake")
 
@@ -19,7 +19,7 @@ class Fence:
 
 
 class Fences:
-    """Those that somebody waits for. Every step may be done again after an interrupt: a fence goes last of all."""
+    """The open fences. Every step can be repeated after an interrupt, because a fence is removed last."""
 
     def __init__(self) -> None:
         self._fences: list[Fence] = []
@@ -34,12 +34,12 @@ class Fences:
         self._fences.append(fence)
 
     def forget(self, fence: Fence) -> None:
-        """Nobody waits for it any more; right at any time."""
+        """Remove a fence whose caller no longer waits; does nothing if it is gone already."""
         if fence in self._fences:
             self._fences.remove(fence)
 
     def count(self, first: int, end: int, error: BaseException | None) -> None:
-        """The items from position ``first`` to before ``end`` are settled, well if there is no error."""
+        """Count the items from position ``first`` up to, not including, ``end``: as failed if there is an ``error``."""
         for fence in self._fences:
             count = max(min(end, fence.end) - max(first, fence.first), 0)
             if error is None:
@@ -47,15 +47,15 @@ class Fences:
             else:
                 fence.failed += count
 
-    def settle(self, settled_to: int) -> None:
-        """Everything before this position is settled: those that wait for no more are done."""
-        for fence in [each for each in self._fences if each.end <= settled_to]:
+    def complete(self, completed_to: int) -> None:
+        """Complete the fences that lie before this position, now that all earlier items are counted."""
+        for fence in [each for each in self._fences if each.end <= completed_to]:
             fence.is_done = True
             fence.wake()
             self._fences.remove(fence)
 
     def release(self) -> None:
-        """Nothing more will be settled: wake all, none of which is done."""
+        """Wake all callers without completing their fences, because no further item will be written."""
         while self._fences:
             self._fences[0].wake()
             del self._fences[0]

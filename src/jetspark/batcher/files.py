@@ -1,16 +1,14 @@
-"""JSON lines in a file that only grows: what the file sinks of both drivers write with. It blocks.
+"""An append-only file of JSON lines, for the file sinks of both drivers. Its calls block.
 
-Invariants: the file ends with a whole line whenever nobody writes, and after a crash again with the next opening. A
-batch that failed has left nothing behind, before the next one begins.
+Invariants: between two writes, and after a crash once the file was opened again, the file ends with a complete line.
+A failed batch leaves nothing behind when the next one begins.
 
-* A crash in the middle of a write leaves a line without an end. At the next opening it is appended to ``<path>.torn``
-  and cut off: nothing is lost, and every line of the file can be read. (To end it with a newline would leave a line
-  that cannot be read, or, worse, half a number that can.)
-* A write that fails is cut off again. If that fails too, because the disk does not answer, the next write begins with
-  it, or fails as well.
-* A file that was renamed or deleted is noticed before each write, and made anew: rotating it loses nothing.
+* A crash during a write leaves an incomplete line. The next opening moves it to ``<path>.torn``, so no byte is lost and
+  every line of the file is valid. (A newline at its end would make an invalid line, or worse, half a number.)
+* A failed write is truncated. If the disk refuses that, the next write truncates first, or fails as well.
+* Each write checks whether the file was renamed or deleted, and re-creates it: log rotation loses nothing.
 
-All of this needs one writer at a time, so the file is locked where the system can (not on Windows).
+This needs a single writer, so the file is locked where the system supports it (not on Windows).
 """
 
 from __future__ import annotations
@@ -36,14 +34,14 @@ except ImportError:  # Windows
 
 __all__ = ["LineFile", "json_line"]
 
-# How far back the end of the last whole line is looked for at a time.
+# Bytes read at a time in the backward search for the end of the last complete line.
 _LOOK_BACK_BYTES = 1 << 16
-# Windows would make two characters of each newline.
+# In text mode, Windows would write two characters for each newline.
 _BINARY: int = getattr(os, "O_BINARY", 0)
 
 
 def json_line(item: Any) -> str:
-    """An item as JSON. Bytes are text if they are UTF-8, else ``{"base64": ...}``; dead letters tell their reason."""
+    """An item as JSON. Bytes become text if they are UTF-8, else ``{"base64": ...}``; dead letters have a reason."""
     return json.dumps(item, ensure_ascii=False, separators=(",", ":"), default=_plain)
 
 
@@ -62,7 +60,7 @@ def _plain(value: Any) -> Any:
 
 
 class LineFile:
-    """One file, one writer; any thread may call."""
+    """The single writer of one file; any thread may call it."""
 
     def __init__(self, path: str | os.PathLike[str], to_json: Callable[[Any], str | bytes], *, fsync: bool) -> None:
         if not isinstance(path, str | os.PathLike):
@@ -73,15 +71,15 @@ class LineFile:
         self._lock = threading.Lock()
         self._file: int | None = None
         self._repair_to: int | None = None
-        """What comes after is of a write that failed."""
+        """The bytes after this offset belong to a failed write."""
         self._is_closed = False
 
     def open(self) -> None:
         """Open the file now rather than at the first write.
 
         Raises:
-            UsageError: It was closed, or somebody else writes it.
-            OSError: It cannot be opened.
+            UsageError: This sink was closed, or another sink writes the file.
+            OSError: The file cannot be opened.
         """
         with self._lock:
             self._opened()
@@ -90,8 +88,8 @@ class LineFile:
         """Append a line for each item, in one write; with ``fsync`` they are on the disk when this returns.
 
         Raises:
-            TypeError, ValueError: An item is no JSON, or its JSON has more than one line. Nothing is written.
-            OSError: Nothing is written: what was is cut off, at the latest before the next write.
+            TypeError, ValueError: An item is not JSON, or its JSON has more than one line. Nothing is written.
+            OSError: Nothing is written: a partial write is truncated, at the latest before the next write.
         """
         block = b"".join([self._line(item) for item in batch])
         if not block:
@@ -108,13 +106,13 @@ class LineFile:
                     os.fsync(file)
             except BaseException:
                 self._repair_to = before
-                with contextlib.suppress(OSError):  # then the next write tries
+                with contextlib.suppress(OSError):  # the next write truncates instead
                     os.ftruncate(file, before)
                     self._repair_to = None
                 raise
 
     def close(self) -> None:
-        """Write no more. May be called again."""
+        """Close the file. May be called again."""
         with self._lock:
             self._is_closed = True
             self._shut()
@@ -123,7 +121,7 @@ class LineFile:
         line = self._to_json(item)
         data = line.encode() if isinstance(line, str) else line
         if b"\n" in data or b"\r" in data:
-            raise ValueError(f"to_json gave more than one line: {data[:80]!r}")
+            raise ValueError(f"to_json returned more than one line: {data[:80]!r}")
         return data + b"\n"
 
     def _opened(self) -> int:
@@ -149,7 +147,7 @@ class LineFile:
             self._set_aside_torn_line(file)
             if self._fsync:
                 os.fsync(file)
-                _sync_folder(self.path.parent)  # or a new file might be without a name after a crash
+                _sync_folder(self.path.parent)  # otherwise a crash could lose the name of a new file
         except BaseException:
             os.close(file)
             raise
@@ -170,7 +168,7 @@ class LineFile:
         aside = os.open(f"{self.path}.torn", os.O_WRONLY | os.O_APPEND | os.O_CREAT | _BINARY, 0o666)
         try:
             _write_all(aside, _read(file, whole, size) + b"\n")
-            os.fsync(aside)  # before it is cut off
+            os.fsync(aside)  # before the line is truncated here
         finally:
             os.close(aside)
         os.ftruncate(file, whole)
@@ -197,7 +195,7 @@ def _end_of_last_line(file: int, size: int) -> int:
 
 
 def _read(file: int, begin: int, end: int) -> bytes:
-    os.lseek(file, begin, os.SEEK_SET)  # writing appends, wherever this points
+    os.lseek(file, begin, os.SEEK_SET)  # writes append, whatever the offset
     data = b""
     while len(data) < end - begin and (more := os.read(file, end - begin - len(data))):
         data += more
@@ -205,14 +203,14 @@ def _read(file: int, begin: int, end: int) -> bytes:
 
 
 def _write_all(file: int, data: bytes) -> None:
-    """One call, unless the system takes only a part of it."""
+    """Write all bytes, in one call unless the system accepts only a part."""
     written = os.write(file, data)
     while written < len(data):
         written += os.write(file, memoryview(data)[written:])
 
 
 def _sync_folder(folder: Path) -> None:
-    if os.name == "nt":  # which cannot open a folder, and needs no such thing
+    if os.name == "nt":  # Windows cannot open folders, and does not need this
         return
     handle = os.open(folder, os.O_RDONLY)
     try:

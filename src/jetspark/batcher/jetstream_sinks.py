@@ -1,13 +1,13 @@
-"""What the sinks for JetStream decide, once for both drivers, in the steps of :mod:`jetspark.batcher.effects`. Pure.
+"""The decisions of the JetStream sinks, for both drivers, in the steps of :mod:`jetspark.batcher.effects`. Pure.
 
-*Fast ingest.* Every write hands its messages to one publisher, one write after the other, and waits until all of them
-are known to be stored. Only an acknowledgement, which comes after hundreds of messages, or the end of the server's
-batch tells that. So the last write under way has the batch ended; while there are others, it first waits a moment
-whether one of them, or the next, brings the acknowledgement along.
+*Fast ingest.* Writes pass their messages to one shared publisher, in order, and each waits until its messages are known
+to be stored. That is proved by an acknowledgement, which comes after hundreds of messages, or by the end of the
+server's batch. So the last running write ends the batch. While other writes run, a write first waits ``linger_s``,
+because a later write may bring the acknowledgement.
 
-*Atomic.* A write is one atomic batch, or several where it is larger than the server allows. Each is stored or not, and
-the error says how many items of the write are. A batch in doubt is resolved. A batch that has ids the stream knows is
-refused as a whole, so it is found out which ids those are, and the others are stored, all or none.
+*Atomic.* A write is one atomic batch, or several if it exceeds the server's limit. Each batch is stored all or none,
+and the error has the number of stored items. A batch in doubt is resolved. The server refuses a whole batch if the
+stream knows one of its ids; the sink then determines these ids, and stores the other items, all or none.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 ToMessage: TypeAlias = Callable[[Any], tuple[str, bytes] | tuple[str, bytes, HeadersLike | None]]
-"""From an item to the subject, the data and, if there are any, the headers of its message."""
+"""Returns the subject, the data and optionally the headers of an item's message."""
 
-# The server's own, which it does not tell before a batch is larger.
+# The server's default limit; the server states its limit only when it refuses a larger batch.
 DEFAULT_MAX_MESSAGES = 1000
-# Ids that others store at the same time may turn up after we looked.
+# Attempts, because other clients may store some of the ids between the check and the commit.
 ROUNDS = 3
 RESOLVE_PAUSE_S = 0.2
 PROBE_PAUSE_S = 0.02
@@ -63,7 +63,7 @@ _ID = "Nats-Msg-Id"
 
 
 class ItemMessages(Generic[T]):
-    """Makes messages of items."""
+    """Converts items to messages."""
 
     def __init__(
         self, subject: str | None, to_message: ToMessage | None, id_of: Callable[[T], str] | None = None
@@ -78,10 +78,10 @@ class ItemMessages(Generic[T]):
         self._subject, self._to_message, self.id_of = subject, to_message, id_of
 
     def plain(self, batch: Sequence[T]) -> list[Item]:
-        """Subject, data, and headers where there are any, the id among them.
+        """The messages of a batch: subject, data, and headers (with the id) where there are any.
 
         Raises:
-            TypeError, ConfigError: An item that cannot be a message.
+            TypeError, ConfigError: An item cannot be converted to a message.
         """
         if self._subject is None:
             items = [self._made(item) for item in batch]
@@ -99,30 +99,30 @@ class ItemMessages(Generic[T]):
         assert self._to_message is not None
         made = self._to_message(item)
         if not isinstance(made, tuple) or not 2 <= len(made) <= 3:
-            raise TypeError(f"to_message gave {made!r}: expected (subject, data) or (subject, data, headers)")
+            raise TypeError(f"to_message returned {made!r}: expected (subject, data) or (subject, data, headers)")
         return (made[0], made[1]) if len(made) == 2 or made[2] is None else made
 
     def _named(self, headers: HeadersLike | bytes | None, msg_id: str) -> Headers:
         if not isinstance(msg_id, str):
-            raise ConfigError(f"id_of gave {msg_id!r}: expected a text")
+            raise ConfigError(f"id_of returned {msg_id!r}: expected a str")
         assert not isinstance(headers, bytes)
         named = publish_headers(headers, msg_id, None, None)
         assert named is not None
         return named if isinstance(named, Headers) else Headers(named)
 
     def blocks(self, batch: Sequence[T]) -> list[Item]:
-        """The same with ready-made header blocks where the id is the item's own, because that is faster."""
+        """Like :meth:`plain`, but with encoded header blocks where ``id_of`` is used, which is faster."""
         if self.id_of is None:
             return self.plain(batch)
         return [(item[0], item[1], _block(item)) for item in self.plain(batch)]
 
     def check(self, connection: Connection, items: Sequence[Item]) -> None:
-        """Whether all of these, which it has made, can be sent: before any is.
+        """Check that all these messages of :meth:`blocks` can be sent, before any of them is.
 
         Raises:
-            InvalidSubject, InvalidHeader, PayloadTooLarge: One cannot.
+            InvalidSubject, InvalidHeader, PayloadTooLarge: A message cannot be sent.
         """
-        # Bytes on one subject, which was checked: only their size can be wrong.
+        # Bytes for one subject, which was checked: only their size can be invalid.
         only_sizes_differ = self._subject is not None and self.id_of is None
         if only_sizes_differ and max(map(len, map(data_of, items)), default=0) <= connection.info.max_payload_bytes:
             return
@@ -130,10 +130,10 @@ class ItemMessages(Generic[T]):
 
 
 def check(connection: Connection, items: Sequence[Item]) -> None:
-    """Whether all of them can be sent: before any is.
+    """Check that all messages can be sent, before any of them is.
 
     Raises:
-        InvalidSubject, InvalidHeader, PayloadTooLarge: One cannot.
+        InvalidSubject, InvalidHeader, PayloadTooLarge: A message cannot be sent.
     """
     if are_plain(connection, items):
         return
@@ -162,7 +162,7 @@ def _block(item: Item) -> bytes:
 
 
 class Turn(Protocol):
-    """A lock that is had in the order of asking."""
+    """A fair lock: callers get it in the order of their requests."""
 
     def acquire(self) -> Any: ...
 
@@ -170,22 +170,22 @@ class Turn(Protocol):
 
 
 def check_publisher(message_ids: bool, options: FastPublisherKeywords) -> None:
-    """Whether publishers of a sink can be made with these.
+    """Check the publisher options of a sink.
 
     Raises:
-        ConfigError: Some option is unknown, or would lose messages.
+        ConfigError: An option is unknown, or would lose messages.
     """
     if "id_prefix" in options:
-        # Positions begin anew with each publisher, so its ids would be those of messages stored before.
+        # Positions restart with each publisher, so its ids would repeat those of stored messages.
         raise ConfigError("id_prefix: expected id_of instead, which gives an item the same id in every run")
-    FastPublisherOptions.of(message_ids, options)  # has checks of its own
+    FastPublisherOptions.of(message_ids, options)  # checks the other options
 
 
 class Ingest(Generic[T]):
     """Writes that share one publisher."""
 
     def __init__(self, messages: ItemMessages[T], make: Callable[[], Any], turn: Turn, *, linger_s: float) -> None:
-        """``make`` gives a new publisher."""
+        """``make`` returns a new publisher."""
         self._messages, self._make, self._turn = messages, make, turn
         self._linger_s = seconds("linger_s", linger_s)
         self.publisher: Any = None
@@ -209,7 +209,7 @@ class Ingest(Generic[T]):
                     raise _blame(publisher, first, error) from error.__cause__
             finally:
                 self._turn.release()
-            # Alone there is nobody who could bring the acknowledgement along.
+            # A single write need not linger: no other write can bring its acknowledgement.
             linger_s = self._linger_s if self._under_way > 1 else 0.0
             try:
                 yield Call(partial(publisher.wait_published, last, linger_s=linger_s))
@@ -219,7 +219,7 @@ class Ingest(Generic[T]):
             self._under_way -= 1
 
     def _usable(self) -> Steps[Step, Any]:
-        """The publisher, or a new one when it gave up: those whose messages it still had were told."""
+        """The present publisher, or a new one after it gave up; its writes have received the error."""
         if self._is_closed:
             raise UsageError("the sink is closed; make another one")
         if self.publisher is not None and self.publisher.failure is not None:
@@ -227,7 +227,7 @@ class Ingest(Generic[T]):
             try:
                 yield Call(partial(old.close, 0.0))
             except JetSparkError:
-                pass  # the failure we know
+                pass  # the failure is known already
         if self.publisher is None:
             self.publisher = yield Call(self._make)
         return self.publisher
@@ -240,10 +240,10 @@ class Ingest(Generic[T]):
 
 
 def _blame(publisher: Any, first: int, error: JetSparkError) -> JetSparkError:
-    """What a write that failed raises.
+    """The error to raise from a failed write.
 
-    A message that the stream refuses, or the server denies, ends the publisher, and with it every write that has
-    something after that message. Nothing of those is stored, and nothing is wrong with them.
+    A message that the stream refuses, or the server denies, ends the publisher, and so fails all later writes. Nothing
+    of these is stored, and their messages are not at fault: they get ``BatchCutShort``.
     """
     refused = publisher.published() + 1
     if error is publisher.failure and isinstance(error, ServerError | PermissionDenied) and refused < first:
@@ -268,14 +268,14 @@ class Atomic(Generic[T]):
         timeout_s: float | None,
         doubt_s: float,
     ) -> None:
-        """``connection_of`` has the connection of ``js`` and ``outcome_of`` the acknowledgement of a future, in the
-        driver's way."""
+        """``connection_of`` returns the connection of ``js``, ``outcome_of`` the acknowledgement of a future; both are
+        the driver's."""
         check_timeout(timeout_s)
         self._js, self._connection_of = js, connection_of
         self._messages, self._outcome_of = messages, outcome_of
         self._timeout_s, self._doubt_s = timeout_s, seconds("doubt_s", doubt_s)
         self.max_messages = whole("max_messages", max_messages)
-        """Of a batch, as far as known."""
+        """Most messages of one batch; lowered to the server's limit once that is known."""
 
     @property
     def _connection(self) -> Connection:
@@ -312,16 +312,16 @@ class Atomic(Generic[T]):
                     raise
             missing = yield from self._unknown(missing)
             if not missing:
-                return  # this write, or one with the same items, was stored before
+                return  # an earlier write has stored all these items
 
     def _commit(self, part: list[Item]) -> SinkSteps:
-        """One atomic batch. What this raises means that nothing of it is stored, unless it is ``BatchInDoubt``."""
+        """Store one atomic batch. If this raises, nothing of it is stored, except with ``BatchInDoubt``."""
         batch = self._js.atomic_batch(timeout=self._timeout_s)._enter()
         try:
             head: list[Item] = part[:-1]
             last: Item | None = part[-1]
             if not head and self._knows_end_of_batch:
-                # A batch of one that is its own commit could not be resolved once its session is lost.
+                # A single message that is also the commit could not be resolved after its session is lost.
                 head, last = part, None
             if all(len(item) == 2 for item in head):
                 yield Call(partial(batch.add_many, head))
@@ -341,25 +341,30 @@ class Atomic(Generic[T]):
         except BaseException:
             if batch.outcome in ("open", "not stored"):
                 try:
-                    yield Call(batch.discard)  # others may have its place; nobody waits for an answer
+                    yield Call(batch.discard)  # frees its place among the open batches, without waiting for an answer
                 except JetSparkError:
-                    pass  # then the server forgets it by itself
+                    pass  # the server will abandon the batch by itself
             raise
 
     @property
     def _knows_end_of_batch(self) -> bool:
         level = facts_of(self._connection.info).level
-        return level is not None and level >= END_OF_BATCH.level  # who is not known to know it is not asked
+        return level is not None and level >= END_OF_BATCH.level  # an unknown version counts as too old
 
     def _resolve(self, batch: Any, doubt: BatchInDoubt) -> SinkSteps:
-        """Returns when it is stored."""
+        """Return when the batch is known to be stored.
+
+        Raises:
+            BatchCutShort: It is not stored.
+            BatchInDoubt: The outcome could not be determined within ``doubt_s``.
+        """
         began = yield ReadClock()
         while True:
             try:
                 outcome = yield Call(batch.resolve)
                 break
             except BatchInDoubt as error:
-                # With a cause the stream did not answer, which may pass. Otherwise it cannot be known any more.
+                # With a cause, the stream did not answer, which may pass. Otherwise the doubt is permanent.
                 if error.__cause__ is None or (yield ReadClock()) - began > self._doubt_s:
                     raise
             yield Sleep(RESOLVE_PAUSE_S)
@@ -367,13 +372,13 @@ class Atomic(Generic[T]):
             raise BatchCutShort(batch.id, 0, "its commit was not answered, and had no effect") from doubt.__cause__
 
     def _unknown(self, part: list[Item]) -> Steps[Step, list[Item]]:
-        """Those whose ids the stream does not know.
+        """The messages whose ids the stream does not know.
 
-        The server compares the ids of an atomic batch before it compares what the batch expects. So a batch of one
-        that expects what cannot be is refused for its id if that is known, and for its expectation if not; it is stored
-        in neither case. Were the order another, every id would seem unknown, and the write would fail as it did.
-        (A plain message is no such oracle: nats-server 2.15 looks at its expectation first.) All are sent before the
-        first is answered, because each takes a millisecond or two on file storage.
+        The server checks the ids of an atomic batch before its expectations. So a batch of one message with an
+        impossible expectation is refused as a duplicate if its id is known, and for its expectation otherwise. It is
+        never stored. If a server used the opposite order, every id would seem unknown, and the write would fail with
+        the original error. (A plain message cannot be used: nats-server 2.15 checks its expectation first.) All probes
+        are sent before the first answer, because each takes a millisecond or two on file storage.
         """
         began = yield ReadClock()
         waiting, missing = list(range(len(part))), list[int]()
@@ -392,14 +397,14 @@ class Atomic(Generic[T]):
                     pass
                 except WrongLastSequence:
                     missing.append(index)
-                except TooManyBatches as error:  # others have all places for the moment
+                except TooManyBatches as error:  # other clients have too many batches open
                     turned_away.append(index)
                     if (yield ReadClock()) - began > self._doubt_s:
                         failure = error
                 except Exception as error:
                     failure = error
                 else:
-                    failure = ProtocolError(f"a message on {part[index][0]!r} was stored that expected what cannot be")
+                    failure = ProtocolError(f"a message on {part[index][0]!r} was stored against its expectation")
             if failure is not None:
                 raise failure
             waiting = turned_away
@@ -425,7 +430,7 @@ def _id_of(item: Item) -> str | None:
 
 
 def _without_repeats(part: list[Item]) -> list[Item]:
-    """The stream would keep the first of those with the same id; in a batch it would refuse them all."""
+    """Keep the first message of each id, as a stream would; a batch with a repeated id would be refused as a whole."""
     seen: set[str] = set()
     kept = []
     for item in part:

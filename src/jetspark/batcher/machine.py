@@ -2,30 +2,30 @@
 
 An accepted item has a position, counted from 0, and moves one way::
 
-    add() ──> waiting ──poll()──> running: a Flush the driver writes ──settled as──> ok │ failed │ dropped
-                 └────────────────── shutdown's time is over ─────────────────────────────────────────┘
+    add() ──> waiting ──poll()──> running: a Flush the driver writes ──counted as──> ok │ failed │ dropped
+                 └────────────────── shutdown's timeout has passed ───────────────────────────────────┘
 
-``waiting`` is the specification's input channel and buffer in one: its first ``max_batch_size`` items are the batch
-that is being gathered. At most ``slots`` flushes run. While one is free a batch goes as soon as it is due; while none
-is, up to ``queue_depth`` items wait, and more have to be asked for: ``ask()`` gives a ticket, tickets are granted in
-order, and a granted one is a place kept free until it is redeemed or given back. So a producer that stops waiting, for
-whatever reason, knows that its items were not accepted, and nobody is overtaken for ever.
+``waiting`` is the specification's input channel and buffer in one: its first ``max_batch_size`` items are the next
+batch. At most ``slots`` flushes run. While a slot is free, a batch is written as soon as it is due. While all slots are
+busy, up to ``queue_depth`` items wait. Beyond that a producer calls ``ask()`` for a ticket. Tickets are granted in
+order, and a granted ticket reserves its places until it is redeemed or given back. So a producer that stops waiting
+knows that its items were not accepted, and no producer starves.
 
-A flush is *settled* once, which counts its items and tells their acks, and *finished* when the sink has returned,
-which frees its slot. Mostly that is one moment. A write that takes longer than ``flush_timeout`` is settled as failed
-before it is finished, and when the time of a shutdown is over everything is settled as dropped, while the writing goes
-on as long as the process does.
+The outcome of a flush is *counted* once, which updates the counters and calls the items' acks. The flush is *finished*
+when the sink has returned, which frees its slot. Usually both happen at the same moment. A write that takes longer than
+``flush_timeout`` is counted as failed before it is finished. When the timeout of a shutdown has passed, all remaining
+items are counted as dropped, while running writes continue until the process ends.
 
 Invariants: ``enqueued == taken + len(waiting)``; every position below ``taken`` is in exactly one flush;
-``ok + failed + dropped`` never goes back and never exceeds what was accepted. ``room`` is how many items may be added
-without asking: it is 0 when closed, and while somebody waits for a place.
+``ok + failed + dropped`` never decreases and never exceeds the number of accepted items. ``room`` is the number of
+items that may be added without a ticket: 0 when closed, and while a ticket waits.
 
-Here are the states and the decisions. ``waiting`` has what is known of waiting items beside the items themselves (their
-sizes, who is to be told), ``fences`` what manual flushes wait for.
+This module has the states and the decisions. ``waiting_items`` has the sizes and acks of waiting items, ``fences`` the
+items that manual flushes wait for.
 
-Interrupts. A thread may meet a KeyboardInterrupt after any call that it makes, also in here. So what belongs together
-is changed without a call between, where nothing can come between; the rest follows from that, and ``mend()`` brings
-it up to date.
+Interrupts. A KeyboardInterrupt can be raised after any call that a thread makes, also in this module. So fields that
+belong together are changed without a call in between, which no interrupt can split. All other state is derived from
+them, and ``repair()`` recomputes it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from typing import Generic, TypeVar
 from jetspark.batcher.config import REASONS, BatcherConfig, Reason, Stats
 from jetspark.batcher.fences import Fence, Fences
 from jetspark.batcher.reports import WriteReport
-from jetspark.batcher.waiting import Ack, WaitingAcks, WaitingSizes
+from jetspark.batcher.waiting_items import Ack, WaitingAcks, WaitingSizes
 from jetspark.errors import (
     BatcherBroken,
     BatcherClosed,
@@ -58,18 +58,18 @@ class Flush(Generic[T]):
     """One batch on its way to the sink."""
 
     items: list[T]
-    """The sink's own, which it may change; so nothing is read from it again."""
+    """Owned by the sink, which may change the list; the machine does not read it again."""
     reason: Reason
     first: int = field(default=0, compare=False)
     """Position of the first item."""
     count: int = field(init=False, compare=False)
     began_at: float = field(default=0.0, compare=False)
     acks: Sequence[Ack] = field(default=(), compare=False)
-    is_settled: bool = field(default=False, compare=False)
+    has_outcome: bool = field(default=False, compare=False)
     is_overdue: bool = field(default=False, compare=False)
-    """It took too long, and its driver was told."""
+    """The write exceeded ``flush_timeout``, and ``overdue()`` has returned it."""
     is_begun: bool = field(default=False, compare=False)
-    """A driver that hands flushes to others sets this when one has it."""
+    """Set by the blocking driver when a writer thread has taken the flush."""
 
     def __post_init__(self) -> None:
         self.count = len(self.items)
@@ -80,7 +80,7 @@ class Flush(Generic[T]):
 
 
 class Ticket:
-    """A request for ``count`` places; ``wake`` is called when it is granted, or never will be."""
+    """A request for ``count`` places; ``wake`` is called when it is granted or refused for good."""
 
     __slots__ = ("count", "is_granted", "is_over", "wake")
 
@@ -88,56 +88,50 @@ class Ticket:
         self.count, self.wake = count, wake
         self.is_granted = False
         self.is_over = False
-        """Redeemed or given back."""
+        """The ticket was redeemed, given back, or refused because the batcher closed."""
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class BatchMachine(Generic[T]):
-    """Decides what is accepted, and which items go when. The driver writes the flushes it returns."""
+    """Decides which items are accepted and when they are flushed. The driver writes the flushes it returns."""
 
-    def __init__(
-        self,
-        *,
-        max_batch_size: int,
-        max_batch_delay: float,
-        queue_depth: int = 1024,
-        flush_timeout: float = 5.0,
-        max_batch_bytes: int | None = None,
-        size_of: Callable[[T], int] = len,  # type: ignore[assignment]  # of whatever has a length
-        slots: int = 1,
-        name: str = "batcher",
-    ) -> None:
-        self.name = name
-        self.queue_depth = queue_depth
-        self.flush_timeout = flush_timeout
-        self._max_items, self._delay = max_batch_size, max_batch_delay
-        self._slots = slots
+    max_batch_size: int
+    max_batch_delay: float
+    queue_depth: int = 1024
+    flush_timeout: float = 5.0
+    max_batch_bytes: int | None = None
+    size_of: Callable[[T], int] = len  # type: ignore[assignment]  # for items that have a length
+    slots: int = 1
+    name: str = "batcher"
+
+    def __post_init__(self) -> None:
         self._waiting: list[T] = []
         self._sizes: WaitingSizes[T] | None = (
-            None if max_batch_bytes is None else WaitingSizes(max_batch_bytes, size_of)
+            None if self.max_batch_bytes is None else WaitingSizes(self.max_batch_bytes, self.size_of)
         )
         self._acks = WaitingAcks()
         self._since = 0.0
-        """When the first waiting item came to be the first of the present batch."""
+        """The time when the present batch got its first item."""
         self._running: dict[int, Flush[T]] = {}
-        """By the position of their first item: two flushes may well be equal."""
+        """Keyed by the position of the first item, because two flushes may compare equal."""
         self._tickets: deque[Ticket] = deque()
         self._reserved = 0
         self._fences = Fences()
         self._manual_to = 0
-        """Items before this position are due, because somebody asked."""
+        """Items before this position are due, because of a manual flush."""
         self.enqueued = 0
-        """Accepted so far: the position of the next item."""
+        """Number of accepted items, which is the position of the next one."""
         self._taken = self._ok = self._failed = self._dropped = self._rejected = self._late_ok = 0
         self._flushes: dict[Reason, int] = dict.fromkeys(REASONS, 0)
         self.is_closed = False
         self.is_written_off = False
-        """The time of a shutdown is over: whatever is left was settled as dropped."""
+        """The timeout of a shutdown has passed, and the remaining items were counted as dropped."""
         self.failure: BaseException | None = None
         self.reports: list[WriteReport] = []
-        """Of writes, for the driver to take and tell."""
-        self.room = max_batch_size
+        """Reports of writes that the driver has to log and measure."""
+        self.room = self.max_batch_size
         self.has_new_deadline = False
-        """A batch was begun by ``add`` since ``next_deadline`` was asked for the last time."""
+        """``add`` has begun a batch since the last call of ``next_deadline``."""
 
     @classmethod
     def of(cls, config: BatcherConfig[object]) -> BatchMachine[T]:
@@ -155,10 +149,10 @@ class BatchMachine(Generic[T]):
     # ---- coming in -----------------------------------------------------------------------------------------------
 
     def add(self, item: T, now: float, ack: Ack | None = None) -> Flush[T] | None:
-        """Accept an item, for which there must be room; returns a batch if one has to go now.
+        """Accept an item, for which there must be room; returns a batch if one is due now.
 
         Raises:
-            ConfigError: The item alone is larger than a batch may be. It was not accepted.
+            ConfigError: The item is larger than ``max_batch_bytes``. It was not accepted.
         """
         waiting = self._waiting
         if self._sizes is not None:
@@ -176,9 +170,9 @@ class BatchMachine(Generic[T]):
         return self.poll(now)
 
     def append(self, item: T) -> bool:
-        """:meth:`add` for most items: whether it was accepted without a look at the clock.
+        """The fast path of :meth:`add`; False if the item was not accepted and needs :meth:`add`.
 
-        The batch has begun, and does not end with this item.
+        It covers an item that neither begins nor completes a batch, and so needs no time.
         """
         if self.room > 1 and self._waiting and self._sizes is None:
             self._waiting.append(item)
@@ -188,7 +182,7 @@ class BatchMachine(Generic[T]):
         return False
 
     def add_many(self, items: Sequence[T], now: float) -> Flush[T] | None:
-        """Accept all of them, for which there must be places: see :meth:`ask`. Poll again after a batch."""
+        """Accept all items, for which there must be places: see :meth:`ask`. Poll again after a returned batch."""
         if self._sizes is not None:
             self._weigh(self._sizes, items)
         if not self._waiting:
@@ -198,52 +192,54 @@ class BatchMachine(Generic[T]):
         return self.poll(now)
 
     def _weigh(self, sizes: WaitingSizes[T], items: Iterable[T]) -> None:
-        """All or none: raises before anything has changed."""
+        """Record the sizes of all items, or raise before anything has changed."""
         try:
             sizes.add(items)
         except BaseException:
-            self._serve_tickets()  # the places that were asked for are free again
+            self._serve_tickets()  # the places of the refused items are free again
             raise
 
     def check_open(self) -> None:
-        """
+        """Raise if the batcher accepts no more items.
+
         Raises:
-            BatcherClosed: Nothing more is accepted.
+            BatcherClosed: ``close()`` was called.
         """
         self.check_running()
         if self.is_closed:
             raise BatcherClosed(self.name)
 
     def check_running(self) -> None:
-        """
+        """Raise if the batcher has failed.
+
         Raises:
-            BatcherBroken: Nothing is written any more.
+            BatcherBroken: The driver failed, and no more items are written.
         """
         if self.failure is not None:
             raise BatcherBroken(self.name) from self.failure
 
     def reject(self) -> None:
-        """An item was not accepted, and nobody will wait for it to be."""
+        """Count an item that ``try_add`` refused."""
         self._rejected += 1
 
     # ---- waiting for a place -------------------------------------------------------------------------------------
 
     def ask(self, count: int, wake: Callable[[], None]) -> Ticket:
-        """Ask for places. The ticket may be granted at once; ``wake`` is called only if that happens later.
+        """Request places. The ticket may be granted at once; ``wake`` is called only for a later decision.
 
         Raises:
-            BatcherClosed: Nothing more is accepted.
-            ConfigError: The queue will never have that many places.
+            BatcherClosed: The batcher accepts no more items.
+            ConfigError: ``count`` exceeds ``queue_depth``.
         """
         ticket = Ticket(count, wake)
         self.ask_with(ticket)
         return ticket
 
     def ask_with(self, ticket: Ticket) -> None:
-        """:meth:`ask` for those who may be interrupted before they have what it returns."""
+        """:meth:`ask` with the caller's own ticket, which an interrupted caller can still give back."""
         count = ticket.count
         self.check_open()
-        # One place there always is, with a free slot or without.
+        # There is always one place, with or without a free slot.
         if count > max(self.queue_depth, 1):
             raise ConfigError(
                 f"{count} items at once: expected at most queue_depth={self.queue_depth}; add them in parts, or make "
@@ -257,10 +253,10 @@ class BatchMachine(Generic[T]):
         self._count_room()
 
     def redeem(self, ticket: Ticket) -> None:
-        """Turn a granted ticket into room; the items have to be added in the same breath.
+        """Turn a granted ticket into room; the caller must add its items before any other call.
 
         Raises:
-            BatcherClosed: Nothing more is accepted.
+            BatcherClosed: The batcher accepts no more items.
         """
         if ticket.is_granted:
             ticket.is_over = True
@@ -270,7 +266,7 @@ class BatchMachine(Generic[T]):
         self.room += ticket.count
 
     def give_back(self, ticket: Ticket) -> None:
-        """Not wanted any more; right at any time, and as often as one likes."""
+        """Release a ticket that is not needed any more. May be called at any time, and repeatedly."""
         if ticket.is_over:
             return
         ticket.is_over = True
@@ -281,9 +277,9 @@ class BatchMachine(Generic[T]):
         self._serve_tickets()
 
     def _has_places(self, count: int) -> bool:
-        if len(self._running) < self._slots:
-            # One batch goes as soon as it is full, and the rest of them waits.
-            return self._reserved + count <= max(self.queue_depth, self._max_items - len(self._waiting))
+        if len(self._running) < self.slots:
+            # A full batch is flushed at once; the remaining items wait.
+            return self._reserved + count <= max(self.queue_depth, self.max_batch_size - len(self._waiting))
         return len(self._waiting) + self._reserved + count <= self.queue_depth
 
     def _serve_tickets(self) -> None:
@@ -298,15 +294,15 @@ class BatchMachine(Generic[T]):
     def _count_room(self) -> None:
         if self.is_closed or self._tickets:
             self.room = 0
-        elif len(self._running) < self._slots:
-            self.room = self._max_items - len(self._waiting) - self._reserved
+        elif len(self._running) < self.slots:
+            self.room = self.max_batch_size - len(self._waiting) - self._reserved
         else:
             self.room = self.queue_depth - len(self._waiting) - self._reserved
 
     # ---- going out -----------------------------------------------------------------------------------------------
 
     def poll(self, now: float) -> Flush[T] | None:
-        """The next batch that has to go now. To be called until there is none: then places are given out."""
+        """The next batch that is due. Call it until it returns None; then it grants waiting tickets."""
         reason = self._due(now)
         if reason is None:
             self._serve_tickets()
@@ -315,9 +311,9 @@ class BatchMachine(Generic[T]):
 
     def _due(self, now: float) -> Reason | None:
         waiting = self._waiting
-        if not waiting or len(self._running) >= self._slots or self.failure is not None:
+        if not waiting or len(self._running) >= self.slots or self.failure is not None:
             return None
-        if len(waiting) >= self._max_items:
+        if len(waiting) >= self.max_batch_size:
             return "size"
         if self._sizes is not None and self._sizes.is_full:
             return "bytes"
@@ -325,25 +321,25 @@ class BatchMachine(Generic[T]):
             return "shutdown"
         if self._taken < self._manual_to:
             return "manual"
-        if now >= self._since + self._delay:
+        if now >= self._since + self.max_batch_delay:
             return "time"
         return None
 
     def _take(self, reason: Reason, now: float) -> Flush[T]:
-        count = min(len(self._waiting), self._max_items)
+        count = min(len(self._waiting), self.max_batch_size)
         size, sizes = 0, self._sizes
         if sizes is not None:
             fitting, size = sizes.fitting(count)
             if fitting < count:
                 count, reason = fitting, "bytes"
-        # The list itself goes, and a new one is begun: a batch is never anybody else's list.
+        # The list itself becomes the batch and a new list is started, so the batch shares its list with no other code.
         items, rest = self._waiting, self._waiting[count:]
         if rest:
             items = items[:count]
         first = self._taken
         acks = self._acks.before(first + count) if self._acks else ()
-        flush = Flush(items, reason, first, began_at=now, acks=acks, is_settled=self.is_written_off)
-        # From here to the next call the items change hands: an interrupt finds all of this done, or nothing.
+        flush = Flush(items, reason, first, began_at=now, acks=acks, has_outcome=self.is_written_off)
+        # No call from here to the end of the assignments: an interrupt finds all of them done, or none.
         self._waiting = rest
         self._taken = first + count
         self._running[first] = flush
@@ -357,27 +353,27 @@ class BatchMachine(Generic[T]):
         return flush
 
     def finish(self, flush: Flush[T], error: BaseException | None, now: float) -> None:
-        """The sink has returned, or raised. Poll afterwards: its slot is free."""
+        """Record that the sink has returned or raised, which frees a slot. Poll afterwards."""
         del self._running[flush.first]
-        if not flush.is_settled:
-            self._settle(flush, error, now)
+        if not flush.has_outcome:
+            self._count_outcome(flush, error, now)
         elif error is None:
             self._late_ok += flush.count
-        elif not flush.is_overdue:  # then it was told already, as one that takes too long
-            self.reports.append(WriteReport(flush.count, now - flush.began_at, error, is_settling=False))
+        elif not flush.is_overdue:  # an overdue flush was reported already
+            self.reports.append(WriteReport(flush.count, now - flush.began_at, error, is_counted=False))
         self._pass_fences()
 
-    def _settle(self, flush: Flush[T], error: BaseException | None, now: float) -> None:
-        flush.is_settled = True
-        self.reports.append(WriteReport(flush.count, now - flush.began_at, error, is_settling=True))
+    def _count_outcome(self, flush: Flush[T], error: BaseException | None, now: float) -> None:
+        flush.has_outcome = True
+        self.reports.append(WriteReport(flush.count, now - flush.began_at, error, is_counted=True))
         if error is None:
             self._ok += flush.count
         else:
             self._failed += flush.count
-        self._tell(flush.first, flush.end, flush.acks, error)
+        self._announce(flush.first, flush.end, flush.acks, error)
 
-    def _tell(self, first: int, end: int, acks: Iterable[Ack], error: BaseException | None) -> None:
-        """Those who wait for these items learn how it went."""
+    def _announce(self, first: int, end: int, acks: Iterable[Ack], error: BaseException | None) -> None:
+        """Report the outcome of these items to fences and acks."""
         self._fences.count(first, end, error)
         for ack in acks:
             ack(error)
@@ -385,23 +381,23 @@ class BatchMachine(Generic[T]):
     # ---- time ----------------------------------------------------------------------------------------------------
 
     def next_deadline(self) -> float | None:
-        """When to poll and to look for overdue writes, if nothing happens before."""
+        """The next time at which to call ``poll`` and ``overdue``; None when neither is needed."""
         self.has_new_deadline = False
         times = [flush.began_at + self.flush_timeout for flush in self._running.values() if not flush.is_overdue]
-        if self._waiting and len(self._running) < self._slots:
-            times.append(self._since + self._delay)
+        if self._waiting and len(self._running) < self.slots:
+            times.append(self._since + self.max_batch_delay)
         return min(times, default=None)
 
     def overdue(self, now: float) -> list[Flush[T]]:
-        """Writes that took too long, each once; they are settled as failed if they were not yet, and still running."""
+        """Running writes that exceeded ``flush_timeout``, each once; counts them as failed if not counted before."""
         late = [f for f in self._running.values() if not f.is_overdue and now >= f.began_at + self.flush_timeout]
         for flush in late:
             flush.is_overdue = True
             error = FlushTimeout(self.name, flush.count, self.flush_timeout)
-            if not flush.is_settled:
-                self._settle(flush, error, now)
+            if not flush.has_outcome:
+                self._count_outcome(flush, error, now)
             else:
-                self.reports.append(WriteReport(flush.count, now - flush.began_at, error, is_settling=False))
+                self.reports.append(WriteReport(flush.count, now - flush.began_at, error, is_counted=False))
         if late:
             self._pass_fences()
         return late
@@ -409,31 +405,31 @@ class BatchMachine(Generic[T]):
     # ---- fences --------------------------------------------------------------------------------------------------
 
     def fence(self, wake: Callable[[], None]) -> Fence:
-        """Have everything accepted so far go now. Poll afterwards, and wait for the fence if it is not done."""
-        fence = Fence(self._settled_to(), self.enqueued, wake)
+        """Make all items accepted so far due. Poll afterwards, and wait for the fence unless it is done."""
+        fence = Fence(self._completed_to(), self.enqueued, wake)
         self._manual_to = fence.end
         self._fences.add(fence)
         self._pass_fences()
         return fence
 
     def forget(self, fence: Fence) -> None:
-        """Nobody waits for it any more."""
+        """Remove a fence whose caller no longer waits."""
         self._fences.forget(fence)
 
-    def _settled_to(self) -> int:
-        """Everything before this position is settled."""
+    def _completed_to(self) -> int:
+        """The position before which the outcome of all items is counted."""
         if self.is_written_off:
             return self.enqueued
-        return min((flush.first for flush in self._running.values() if not flush.is_settled), default=self._taken)
+        return min((flush.first for flush in self._running.values() if not flush.has_outcome), default=self._taken)
 
     def _pass_fences(self) -> None:
         if self._fences:
-            self._fences.settle(self._settled_to())
+            self._fences.complete(self._completed_to())
 
     # ---- ending --------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Accept nothing more; what waits is due. Callers that wait for a place are told. Poll afterwards."""
+        """Accept no more items, make the waiting ones due, and refuse waiting tickets. Poll afterwards."""
         self.is_closed = True
         self.room = 0
         while self._tickets:
@@ -444,67 +440,70 @@ class BatchMachine(Generic[T]):
 
     @property
     def is_over(self) -> bool:
-        """There will be no more writes."""
+        """No further write will begin."""
         return self.is_drained or self.failure is not None
 
     @property
     def is_drained(self) -> bool:
-        """Everything has been passed to the sink, and it has returned."""
+        """The batcher is closed, and the sink has returned for all items."""
         return self.is_closed and not self._waiting and not self._running
 
     def write_off(self) -> int:
-        """The time of the shutdown is over: settle what is left as dropped. The writing may go on, unaccounted."""
+        """Count all remaining items as dropped, because the shutdown's timeout has passed; returns their number.
+
+        Running writes may continue; their late successes count in ``late_ok`` only.
+        """
         assert self.is_closed
         if self.is_written_off:
             return 0
         dropped = self._dropped + self.held
         self._dropped = dropped
         self.is_written_off = True
-        self._tell_dropped()
+        self._fail_dropped()
         return dropped
 
-    def _tell_dropped(self) -> None:
+    def _fail_dropped(self) -> None:
         for flush in self._running.values():
-            if not flush.is_settled:
-                flush.is_settled = True
-                self._tell(flush.first, flush.end, flush.acks, DroppedOnShutdown(self.name, "being written"))
+            if not flush.has_outcome:
+                flush.has_outcome = True
+                self._announce(flush.first, flush.end, flush.acks, DroppedOnShutdown(self.name, "being written"))
         acks = self._acks.before(self.enqueued)
-        self._tell(self._taken, self.enqueued, acks, DroppedOnShutdown(self.name, "waiting"))
+        self._announce(self._taken, self.enqueued, acks, DroppedOnShutdown(self.name, "waiting"))
         self._acks.drop(len(acks))
         self._pass_fences()
 
     def fail(self, error: BaseException) -> None:
-        """The driver cannot go on. What the machine holds stays unwritten, and its callers are told."""
+        """Stop after an error of the driver. Waiting items stay unwritten, and all waiting callers get the error."""
         if self.failure is not None:
             return
         self.failure = error
-        self._tell_failure()
+        self._fail_waiting()
 
-    def _tell_failure(self) -> None:
+    def _fail_waiting(self) -> None:
         self.close()
         broken = BatcherBroken(self.name)
         broken.__cause__ = self.failure
-        self._acks.tell_all(broken)
+        self._acks.fail_all(broken)
         self._fences.release()
 
     # ---- interrupts ------------------------------------------------------------------------------------------------
 
-    def mend(self) -> list[Flush[T]]:
-        """After a call into here was interrupted, or raised: everything that follows from what is true is true again.
+    def repair(self) -> list[Flush[T]]:
+        """Recompute all derived state after a call was interrupted or raised.
 
-        Returns the flushes that nobody has begun to write, in order. Poll afterwards.
+        Returns the flushes that no writer has begun, in order. Poll afterwards.
         """
         self.enqueued = self._taken + len(self._waiting)
         if self._sizes is not None:
-            self._sizes.mend(len(self._waiting))
-        self._acks.mend(self._taken, self.enqueued)
+            self._sizes.trim(len(self._waiting))
+        self._acks.trim(self._taken, self.enqueued)
         for ticket in [each for each in self._tickets if each.is_granted or each.is_over]:
             ticket.wake()
             self._tickets.remove(ticket)
         if self.is_written_off:
-            self._tell_dropped()
+            self._fail_dropped()
         if self.failure is not None:
-            self._tell_failure()
+            self._fail_waiting()
         elif self.is_closed:
             self.close()
         self._pass_fences()
@@ -512,16 +511,16 @@ class BatchMachine(Generic[T]):
         self.has_new_deadline = True
         return [flush for flush in self._running.values() if not flush.is_begun]
 
-    # ---- what it tells -------------------------------------------------------------------------------------------
+    # ---- counters ------------------------------------------------------------------------------------------------
 
     @property
     def held(self) -> int:
-        """Accepted and not settled, counted one by one: what ``in_flight`` has to be."""
-        running = sum(flush.count for flush in self._running.values() if not flush.is_settled)
+        """Accepted items without an outcome, counted from the flushes; must equal ``in_flight``."""
+        running = sum(flush.count for flush in self._running.values() if not flush.has_outcome)
         return running + (0 if self.is_written_off else len(self._waiting))
 
     def stats(self) -> Stats:
-        # Settled first: another thread that reads this may see items come in meanwhile, never too many settled.
+        # Outcomes are read before enqueued: another thread may add items in between, but in_flight never gets negative.
         ok, failed, dropped, late_ok = self._ok, self._failed, self._dropped, self._late_ok
         enqueued = self.enqueued
         return Stats(
@@ -538,7 +537,7 @@ class BatchMachine(Generic[T]):
         )
 
 
-# ---- what is raised when somebody's time is over ---------------------------------------------------------------------
+# ---- errors of exceeded timeouts -------------------------------------------------------------------------------------
 
 
 def no_room(name: str, count: int, timeout: float) -> BatcherTimeout:
@@ -546,7 +545,7 @@ def no_room(name: str, count: int, timeout: float) -> BatcherTimeout:
 
 
 def not_flushed(name: str, timeout: float) -> BatcherTimeout:
-    return BatcherTimeout(name, "the sink is not done with what was to be flushed", timeout)
+    return BatcherTimeout(name, "the sink has not written the flushed items", timeout)
 
 
 def not_drained(name: str, timeout: float) -> BatcherTimeout:

@@ -14,36 +14,36 @@ __all__ = ["Meter", "Observer", "SinkStats", "Written"]
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """One write that is over."""
+    """One finished write."""
 
     items: int
     seconds: float
     error: BaseException | None = None
-    """None when it succeeded; also what cancelled it."""
+    """None when the write succeeded; the cancellation if it was cancelled."""
 
 
 class Observer(Protocol):
-    """Is told of each write when it is over, from whichever thread or task wrote. What it raises is logged."""
+    """Called after each write, from the thread or task that wrote. Its exceptions are logged and not raised."""
 
     def __call__(self, written: Written, /) -> object: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkStats:
-    """What a sink was given, and what came of it, at one moment."""
+    """Counters of the writes to a sink, at one moment."""
 
     writes: int = 0
-    """That are over, failed ones included."""
+    """Finished writes, failed ones included."""
     items: int = 0
-    """In writes that succeeded."""
+    """Items in writes that succeeded."""
     failed_writes: int = 0
     failed_items: int = 0
     in_progress: int = 0
-    """Writes that are not over."""
+    """Writes that have not finished."""
     errors: Mapping[str, int] = field(default_factory=dict)
-    """Failed writes by the class of their error."""
+    """Number of failed writes by error class."""
     seconds_sum: float = 0.0
-    """Of all writes that are over."""
+    """Total duration of the finished writes."""
     seconds_max: float = 0.0
 
 

@@ -1,4 +1,4 @@
-"""A batcher's numbers for Prometheus, under the names its specification gives them. Needs the extra ``telemetry``."""
+"""Prometheus metrics of batchers, with the names of the specification. Needs the extra ``telemetry``."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _COUNTERS: Sequence[tuple[str, str, Callable[[Stats], int]]] = (
 
 
 class PrometheusMetrics:
-    """Exposes any number of batchers, told apart by their names. Make one for a registry, and give it to each.
+    """Exposes any number of batchers, labelled with their names. Create one per registry and pass it to each batcher.
 
-    Counters are read when Prometheus asks, all of a batcher at one moment, so that they add up in every scrape.
+    Counters are read when Prometheus scrapes, all counters of a batcher at one moment, so they add up in every scrape.
     """
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
@@ -62,7 +62,7 @@ class PrometheusMetrics:
         self._durations.labels(name, result).observe(seconds)
 
     def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
-        """What the registry asks for."""
+        """Called by the registry for each scrape."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         with self._lock:

@@ -1,4 +1,4 @@
-"""A rate limit: writes wait until a token bucket has one token for each of their items."""
+"""A rate limit: a write waits until a token bucket has one token for each of its items."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ __all__ = ["TokenBucket"]
 
 
 class TokenBucket:
-    """Tokens, one for each item: ``items_per_s`` are added each second, and it holds at most ``burst``.
+    """One token per item: ``items_per_s`` are added each second, and the bucket holds at most ``burst``.
 
-    A write takes its tokens when it comes, in order, and waits until they would have been there; so the bucket may owe.
-    One larger than the bucket waits until it is full, and those after it pay. In any ``t`` seconds at most ``burst +
-    items_per_s * t`` items begin, and the excess of one such batch.
+    Each write takes its tokens at once, in order, and then waits for the time at which they become available; so the
+    balance may be negative. A write larger than the bucket waits until the bucket is full, and later writes wait for
+    its excess. In any ``t`` seconds at most ``burst + items_per_s * t`` items begin, plus the excess of one such batch.
     """
 
     def __init__(self, *, items_per_s: float, burst: int | None) -> None:
@@ -30,7 +30,7 @@ class TokenBucket:
     def take(self, count: int, now: float) -> float:
         """Take ``count`` tokens; returns the seconds to wait before using them."""
         if self._filled_at is not None:
-            now = max(now, self._filled_at)  # a clock may go back
+            now = max(now, self._filled_at)  # a user's clock may jump back
             self._tokens = min(float(self.burst), self._tokens + (now - self._filled_at) * self.items_per_s)
         self._filled_at = now
         missing = min(count, self.burst) - self._tokens
@@ -38,7 +38,7 @@ class TokenBucket:
         return max(0.0, missing / self.items_per_s)
 
     def give_back(self, count: int) -> None:
-        """They were not used."""
+        """Return unused tokens."""
         self._tokens = min(float(self.burst), self._tokens + count)
 
     def write(self, batch: Sequence[Any]) -> SinkSteps:

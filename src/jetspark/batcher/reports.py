@@ -1,4 +1,4 @@
-"""What a batcher says of itself, in the same words on both drivers: log lines, and metrics of its writes."""
+"""Log lines and write metrics of a batcher, the same on both drivers."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ __all__ = ["Reporter", "WriteReport"]
 
 @dataclass(frozen=True, slots=True)
 class WriteReport:
-    """A write is over: its items are settled, or the sink has returned after they were."""
+    """The end of a write: its items were counted, or the sink returned after they had been."""
 
     items: int
     seconds: float
     error: BaseException | None
-    is_settling: bool
-    """Whether the items count by this; else they were counted before, and only an error is worth telling."""
+    is_counted: bool
+    """True if this report counts the items. False if they were counted before; then only an error is logged."""
 
 
 class Reporter:
-    """Tells the log and the metrics. What metrics raise goes no further."""
+    """Reports to the log and the metrics. Exceptions of the metrics object are logged and not raised."""
 
     def __init__(self, config: BatcherConfig[Any]) -> None:
         self._name, self._metrics = config.name, config.metrics
@@ -34,7 +34,7 @@ class Reporter:
         if error is not None:
             what = "batcher %r: a write of %d items failed: %s: %s"
             self.logger.warning(what, self._name, report.items, type(error).__name__, error)
-        if self._metrics is not None and report.is_settling:
+        if self._metrics is not None and report.is_counted:
             try:
                 self._metrics.flushed(
                     self._name, items=report.items, seconds=report.seconds, result="ok" if error is None else "fail"
@@ -46,4 +46,4 @@ class Reporter:
         self.logger.warning("batcher %r: %d items dropped on shutdown", self._name, items)
 
     def is_broken(self, error: BaseException) -> None:
-        self.logger.error("batcher %r cannot go on: %r", self._name, error)
+        self.logger.error("batcher %r failed; its remaining items are not written: %r", self._name, error)

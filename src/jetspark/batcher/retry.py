@@ -1,11 +1,11 @@
-"""Retrying: which errors may pass, and how often and how long after a write is made again."""
+"""Retries: which errors are retryable, how often a write is repeated, and after which waits."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypedDict
 
 from jetspark.batcher.effects import Random, SinkSteps, Write
 from jetspark.core.backoff import Backoff
@@ -13,15 +13,14 @@ from jetspark.core.numbers import seconds_above_0, share, whole
 from jetspark.core.step_runner import ReadClock, Sleep
 from jetspark.errors import CircuitOpen, ConfigError, JetSparkError
 
-__all__ = ["IsRetryable", "Retry", "is_retryable"]
+__all__ = ["IsRetryable", "Retry", "RetryKeywords", "is_retryable"]
 
 IsRetryable: TypeAlias = Callable[[Exception], bool]
-"""Says of an error whether the same write may succeed later."""
+"""Returns True if the same write may succeed later."""
 
-# The same write would meet the same answer. Everything else may pass, and trying once too often loses nothing, while
-# giving up too early may: so what is not listed is tried again.
+# Errors that would occur again. All others are retried: one retry too many loses nothing, giving up too early may.
 _FINAL: tuple[type[Exception], ...] = (
-    # A value nobody can use, or a mistake in the program.
+    # Invalid values and programming errors.
     ValueError,
     TypeError,
     LookupError,
@@ -30,7 +29,7 @@ _FINAL: tuple[type[Exception], ...] = (
     AssertionError,
     ImportError,
     NotImplementedError,
-    # Files that are not there for us; other errors of the system, networks above all, come and go.
+    # Files that we cannot use; other system errors, such as network errors, are often temporary.
     PermissionError,
     IsADirectoryError,
     NotADirectoryError,
@@ -38,11 +37,11 @@ _FINAL: tuple[type[Exception], ...] = (
 
 
 def is_retryable(error: Exception, own: IsRetryable | None = None, sink: object = None) -> bool:
-    """Whether the same write may succeed later.
+    """Return True if the same write may succeed later.
 
-    Asked in this order: ``own``, which the user gave; the error, if it has ``is_retryable`` (a bool or a method); the
-    sink, if it has a method ``is_retryable(error)``; ``may_pass``, if it is an error of JetSpark; its class.
-    :class:`~jetspark.CircuitOpen` always is: nothing was tried.
+    The first of these decides: the user's function ``own``; the error's ``is_retryable`` (a bool or a method); the
+    sink's method ``is_retryable(error)``; ``may_pass`` of an error of JetSpark; the error's class.
+    :class:`~jetspark.CircuitOpen` is always retryable, because nothing was written.
     """
     if isinstance(error, CircuitOpen):
         return True
@@ -59,16 +58,26 @@ def is_retryable(error: Exception, own: IsRetryable | None = None, sink: object 
     return not isinstance(error, _FINAL)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Retry:
-    """Tries again what may succeed later, after waits that double; bounded by attempts and by time."""
+class RetryKeywords(TypedDict, total=False):
+    """The fields of :class:`Retry`, as keywords of a sink."""
 
     attempts: int
     first_wait_s: float
     max_wait_s: float
     max_total_s: float
     jitter: float
-    """Each wait is shortened at random by up to this share: 0 by nothing, 1 down to no wait at all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retry:
+    """Repeats a write after waits that double, bounded by attempts and by time."""
+
+    attempts: int = 5
+    first_wait_s: float = 0.1
+    max_wait_s: float = 5.0
+    max_total_s: float = 60.0
+    jitter: float = 0.5
+    """Largest share by which a wait is shortened at random: 0 keeps the full wait, 1 may skip it."""
 
     def __post_init__(self) -> None:
         whole("attempts", self.attempts)
@@ -78,16 +87,16 @@ class Retry:
             raise ConfigError(f"max_wait_s={self.max_wait_s!r}: expected first_wait_s={self.first_wait_s} or more")
         share("jitter", self.jitter)
 
-    def wait_s(self, attempt: int, error: Exception, chance: float) -> float:
-        """How long to wait after an attempt has failed; the first attempt is 1.
+    def wait_s(self, attempt: int, error: Exception, random_fraction: float) -> float:
+        """Seconds to wait after a failed attempt; the first attempt is 1.
 
-        An error that says when to come back (``retry_in_s``, as :class:`~jetspark.CircuitOpen` has) is taken at its
-        word. The usual wait comes on top: those who were all sent away until the same moment must not come back at
-        the same moment.
+        If the error has ``retry_in_s``, as :class:`~jetspark.CircuitOpen` has, that time is added to the usual wait.
+        The sum keeps writers that were refused until the same moment from retrying at the same moment.
         """
         wait_s = Backoff(self.first_wait_s, self.max_wait_s).wait_s(attempt)
         asked_s = getattr(error, "retry_in_s", None)
-        return wait_s * (1 - self.jitter * chance) + (max(0.0, asked_s) if isinstance(asked_s, int | float) else 0.0)
+        least_s = max(0.0, asked_s) if isinstance(asked_s, int | float) else 0.0
+        return least_s + wait_s * (1 - self.jitter * random_fraction)
 
     def write(self, batch: Sequence[Any], judge: IsRetryable) -> SinkSteps:
         items = list(batch)

@@ -1,6 +1,6 @@
-"""Sinks, but for what waits: how they are made and what they guarantee, the same on both drivers.
+"""Bases of the sinks: arguments and guarantees, the same on both drivers.
 
-Each gives the steps of a write (:mod:`jetspark.batcher.effects`); a driver's class of that name runs them.
+Each returns the steps of a write (:mod:`jetspark.batcher.effects`); the driver's subclass performs them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from jetspark.batcher.jetstream_sinks import (
 )
 from jetspark.batcher.metered import Meter, Observer, SinkStats
 from jetspark.batcher.rate_limit import TokenBucket
-from jetspark.batcher.retry import IsRetryable, Retry, is_retryable
+from jetspark.batcher.retry import IsRetryable, Retry, RetryKeywords, is_retryable
 from jetspark.core.arguments import flag, function, unfit
 from jetspark.core.connection import Connection
 from jetspark.publish.fast_options import FastPublisherKeywords
@@ -47,7 +47,7 @@ P = TypeVar("P")
 
 
 class WrapperBase(Generic[S]):
-    """A sink around another; a driver adds ``write``, which runs the steps."""
+    """A sink around another one; a driver adds ``write``, which performs the steps."""
 
     _make_runner: Callable[[Any, Any], Any]
 
@@ -61,59 +61,51 @@ class WrapperBase(Generic[S]):
         self._runner = self._make_runner(sink, clock)
 
     def is_retryable(self, error: Exception) -> bool:
-        """Whether the same write may succeed later; what is not known here the wrapped sink is asked."""
+        """True if the same write may succeed later; by ``is_retryable``, the error, or the wrapped sink."""
         return is_retryable(error, self._own, self._sink)
 
 
 class RetrySinkBase(WrapperBase[S]):
-    """Writes again what may succeed later, after waits that double, with jitter.
+    """Repeats failed writes that may succeed later, after waits that double, with jitter.
 
-    It gives up, with the last error, after ``attempts`` writes, or when the next would begin more than ``max_total_s``
-    after the first: give it less than the batcher's ``flush_timeout``. Each wait is between ``1 - jitter`` and 1 times
-    ``first_wait_s``, twice that, and so on up to ``max_wait_s``. An error with ``retry_in_s``, such as
+    It gives up, with the last error, after ``attempts`` (5) writes, or when the next write would begin more than
+    ``max_total_s`` (60) after the first: choose less than the batcher's ``flush_timeout``. The waits are
+    ``first_wait_s`` (0.1), twice that, and so on up to ``max_wait_s`` (5), each multiplied by a random factor between
+    ``1 - jitter`` and 1; ``jitter`` is 0.5 by default. An error with ``retry_in_s``, such as
     :class:`~jetspark.CircuitOpen`, adds that.
 
-    An error is final, and raised at once, if ``is_retryable`` says so; without it if the error says so (an attribute or
-    method ``is_retryable``), or the sink (a method ``is_retryable(error)``). Else an error of JetSpark is final unless
-    it ``may_pass``, and one of another library if it is a ``ValueError``, a ``TypeError`` or another mistake of a
-    program, or a ``PermissionError``. All other errors of other libraries are tried again.
+    A final error is raised at once. The first of these decides: the function ``is_retryable``, the error's own
+    ``is_retryable`` (attribute or method), the sink's ``is_retryable(error)``. Otherwise an error of JetSpark is final
+    unless it ``may_pass``. An error of another library is final if it is a ``ValueError``, a ``TypeError`` or another
+    programming error, or a ``PermissionError``; all others are retried.
 
-    The sink sees a batch more than once, and may have stored some of it when it failed: it must recognise items it has.
+    The sink receives a batch more than once, and may have stored a part of it when it failed: it must recognise the
+    items it has.
     """
 
     def __init__(
         self,
         sink: S,
         *,
-        attempts: int = 5,
-        first_wait_s: float = 0.1,
-        max_wait_s: float = 5.0,
-        max_total_s: float = 60.0,
-        jitter: float = 0.5,
         is_retryable: IsRetryable | None = None,
         clock: Clock | None = None,
+        **options: Unpack[RetryKeywords],
     ) -> None:
         super().__init__(sink, is_retryable, clock)
-        self._retry = Retry(
-            attempts=attempts,
-            first_wait_s=first_wait_s,
-            max_wait_s=max_wait_s,
-            max_total_s=max_total_s,
-            jitter=jitter,
-        )
+        self._retry = Retry(**options)
 
     def _steps(self, batch: Sequence[Any]) -> SinkSteps:
         return self._retry.write(batch, self.is_retryable)
 
 
 class CircuitBreakerSinkBase(WrapperBase[S]):
-    """Leaves a sink alone that failed ``failures`` times in a row.
+    """Stops writing to a sink that failed ``failures`` times in a row.
 
-    For ``open_s`` seconds each write raises :class:`~jetspark.CircuitOpen` at once, which says when to come back. Then
-    exactly one write is let through: if it succeeds all is as before, if not the time begins anew.
+    For ``open_s`` seconds each write raises :class:`~jetspark.CircuitOpen` at once, which has the time until the next
+    trial. Then exactly one write is let through: its success closes the circuit, its failure opens it again.
 
-    Only errors that may pass count (see ``is_retryable`` of ``RetrySink``), and cancelled writes, which took too
-    long for somebody: an item the sink will never take says nothing about the sink.
+    Only retryable errors count (see ``is_retryable`` of ``RetrySink``), and cancelled writes, because they took too
+    long. A final error does not count: an item that the sink can never accept says nothing about the sink.
     """
 
     def __init__(
@@ -138,11 +130,10 @@ class CircuitBreakerSinkBase(WrapperBase[S]):
 
 
 class RateLimitSinkBase(WrapperBase[S]):
-    """Passes on at most ``items_per_s`` items each second, and ``burst`` at once (by default those of one second).
+    """Writes at most ``items_per_s`` items each second, and ``burst`` at once (by default those of one second).
 
-    Writes wait for their turn. A batch larger than the burst goes through when the bucket is full, and those after it
-    wait the longer. What failed has been passed on, so its tokens are spent; a write that is cancelled while it waits
-    gives them back.
+    Writes wait for their turn, in order. A batch larger than the burst is written when the bucket is full, and later
+    batches wait accordingly longer. A failed write has used its tokens; a write cancelled during its wait returns them.
     """
 
     def __init__(self, sink: S, *, items_per_s: float, burst: int | None = None, clock: Clock | None = None) -> None:
@@ -154,14 +145,14 @@ class RateLimitSinkBase(WrapperBase[S]):
 
 
 class DeadLetterSinkBase(WrapperBase[S], Generic[S, D]):
-    """Has what failed written to another sink, as :class:`DeadLetter` records: item, error, time.
+    """Writes failed items to another sink, as :class:`DeadLetter` records: item, error, time.
 
-    The write succeeds when ``dead_letters`` took them. If that fails too, the first error is raised, with the second as
-    its context. ``when`` says which errors this is for (by default all); others are raised.
+    The write succeeds when ``dead_letters`` has accepted them. If that fails too, the first error is raised, with the
+    second as its context. ``when`` selects the errors (by default all); others are raised.
 
-    With ``split`` a batch that failed for good, by an error no retry would mend, is halved until the items at fault are
-    found, and only they become dead letters; the others are written, in order. That takes up to ``2 n - 1`` writes for
-    ``n`` items, and some items may be written more than once unless the sink stores all of a batch or nothing.
+    With ``split``, a batch that failed with a final error is halved until the items at fault are found. Only these
+    become dead letters; the others are written, in order. That takes up to ``2 n - 1`` writes for ``n`` items, and
+    some items may be written more than once unless the sink stores all of a batch or nothing.
     """
 
     def __init__(
@@ -186,7 +177,7 @@ class DeadLetterSinkBase(WrapperBase[S], Generic[S, D]):
 
 
 class MeteredSinkBase(WrapperBase[S]):
-    """Counts and times the writes of a sink: :meth:`stats`, and ``observe`` is told of each."""
+    """Counts and times the writes of a sink: see :meth:`stats`. Calls ``observe`` after each write."""
 
     def __init__(self, sink: S, observe: Observer | None = None, *, clock: Clock | None = None) -> None:
         super().__init__(sink, None, clock)
@@ -196,7 +187,7 @@ class MeteredSinkBase(WrapperBase[S]):
         self._meter = Meter()
 
     def stats(self) -> SinkStats:
-        """What the sink was given, and what came of it, at one moment."""
+        """The counters of all writes, at one moment."""
         with self._runner.lock:
             return self._meter.stats()
 
@@ -208,9 +199,10 @@ class MeteredSinkBase(WrapperBase[S]):
 
 
 def check_jetstream(js: object, method: str) -> None:
-    """
+    """Check the argument ``js`` of a sink.
+
     Raises:
-        ConfigError: It has no such method.
+        ConfigError: ``js`` has no such method.
     """
     if isinstance(js, type) or not callable(getattr(js, method, None)):
         raise unfit("js", js, "what nc.jetstream() returns")
@@ -219,21 +211,21 @@ def check_jetstream(js: object, method: str) -> None:
 class FastIngestSinkBase(Generic[J, P, T]):
     """Stores batches by fast ingest, over one publisher that is kept open; the stream needs ``allow_batched``.
 
-    A write returns when every item of it is known to be stored. Writes that begin in order are stored in order, also
-    several at a time; then the server's batch stays open from write to write, which is several times faster than one
-    at a time: give the batcher ``max_concurrent_flushes=4`` or so. ``linger_s`` is how long the last write under way
-    waits for another before it ends the server's batch to learn its fate: about a round trip.
+    A write returns when all its items are known to be stored. Writes are stored in the order in which they begin, also
+    when several run at a time. With several at a time the server's batch stays open between writes, which is several
+    times faster: give the batcher ``max_concurrent_flushes=4``, for example. ``linger_s`` is the time the last running
+    write waits for another one before it ends the server's batch to get the acknowledgement: about a round trip.
 
-    The publisher survives lost messages, reconnects, changes of leaders and restarts of the server, and sends again
-    what is not known to be stored. With ``message_ids`` that stores nothing twice. What a *retry* writes again, after a
-    write that was cancelled or failed midway, is recognised only by ids of the items' own: ``id_of(item)``. Both rely
-    on the stream's duplicate window.
+    The publisher survives lost messages, reconnects, changes of leaders and restarts of the server, and sends messages
+    again that are not known to be stored. With ``message_ids`` these repetitions store nothing twice. A *retry* after a
+    write that was cancelled or failed midway is recognised only by the items' own ids: ``id_of(item)``. Both rely on
+    the stream's duplicate window.
 
-    After ``patience_s`` without progress the writes under way fail, and the next one begins with a new publisher. A
-    message the stream refuses fails the write it is in with the server's error, and those after it with
-    :class:`~jetspark.BatchCutShort`: nothing of them is stored, and they may be written again.
+    After ``patience_s`` without progress the running writes fail, and the next write starts with a new publisher. If
+    the stream refuses a message, its write raises the server's error, and later writes raise
+    :class:`~jetspark.BatchCutShort`: nothing of them is stored, and they may be repeated.
 
-    Items are bytes that go to ``subject``, or whatever ``to_message`` makes a message of: ``(subject, data)`` or
+    Items are bytes for ``subject``, or any objects from which ``to_message`` makes ``(subject, data)`` or
     ``(subject, data, headers)``. ``options`` are those of :class:`~jetspark.FastPublisherOptions`.
     """
 
@@ -265,7 +257,7 @@ class FastIngestSinkBase(Generic[J, P, T]):
 
     @property
     def publisher(self) -> P | None:
-        """The present one, for its counters; None before the first write."""
+        """The present publisher, for its counters; None before the first write."""
         publisher: P | None = self._ingest.publisher
         return publisher
 
@@ -273,16 +265,17 @@ class FastIngestSinkBase(Generic[J, P, T]):
 class AtomicSinkBase(Generic[J, T]):
     """Stores each batch all or none, as an atomic batch; the stream needs ``allow_atomic``.
 
-    A batch of more than ``max_messages`` items, or of more than the server says that it allows, becomes several, each
-    all or none, in order. When one fails after others were stored, :class:`~jetspark.BatchCutShort` says with
-    ``stored`` how many items are. A commit that was not answered is resolved; while the stream does not answer, for up
-    to ``doubt_s`` seconds. :class:`~jetspark.BatchInDoubt` says that this did not help.
+    A batch larger than ``max_messages``, or than the server's limit, is split into several, each stored all or none, in
+    order. When one fails after others were stored, :class:`~jetspark.BatchCutShort` has the number of ``stored`` items.
+    The outcome of an unanswered commit is resolved, for up to ``doubt_s`` seconds while the stream does not answer;
+    after that :class:`~jetspark.BatchInDoubt` is raised.
 
     With ``id_of(item)``, or a header ``Nats-Msg-Id`` from ``to_message``, a retry stores nothing twice within the
-    stream's duplicate window: what the stream knows stays, and the rest is stored all or none. To find out which that
-    is costs an empty message for each item, which plain subscribers see and the stream does not store.
+    stream's duplicate window: items that the stream has stay, and the rest is stored all or none. To find the items
+    that it has, the sink sends an empty message for each item, which plain subscribers see and the stream does not
+    store.
 
-    Items are bytes that go to ``subject``, or whatever ``to_message`` makes a message of: ``(subject, data)`` or
+    Items are bytes for ``subject``, or any objects from which ``to_message`` makes ``(subject, data)`` or
     ``(subject, data, headers)``. ``timeout`` is that of :meth:`JetStream.atomic_batch`.
     """
 
@@ -316,5 +309,5 @@ class AtomicSinkBase(Generic[J, T]):
 
     @property
     def max_messages(self) -> int:
-        """Of an atomic batch, as far as known: what the server said, once it did."""
+        """Most items of one atomic batch: the argument, lowered to the server's limit once that is known."""
         return self._atomic.max_messages

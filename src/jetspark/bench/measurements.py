@@ -35,7 +35,7 @@ class BenchSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """Results of one measurement. A figure that was not measured is None; with an ``error`` all of them are."""
+    """Results of one measurement. A figure that was not measured is None; after an ``error`` all of them are."""
 
     name: str
     count: int

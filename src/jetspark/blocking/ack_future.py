@@ -1,8 +1,7 @@
 """The future of ``publish_async`` for threads.
 
-A message that got no acknowledgement in time is given up by the connection's thread, or by one that waits here or asks
-whether a future is done. Callbacks are called without the link's lock: what they do is not ours, and may wait for a
-thread that wants it.
+Acknowledgement time-outs are noticed by the connection's thread, or by a thread that waits for a future or calls
+``done()``. Callbacks run without the link's lock, because a user's callback may wait for a thread that needs the lock.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ Callback: TypeAlias = "Callable[[AckFuture], object]"
 
 
 class AckFuture(HandleFacts):
-    """An acknowledgement on its way: :meth:`result` is the :class:`~jetspark.PubAck`.
+    """A pending acknowledgement: :meth:`result` is the :class:`~jetspark.PubAck`.
 
-    A failure that nobody has looked at when the future goes away is logged, at ERROR to ``jetspark.blocking``.
+    An error that was never retrieved is logged at ERROR to ``jetspark.blocking`` when the future is garbage-collected.
     """
 
-    # A concurrent.futures.Future has a condition of its own, which costs twenty times as much to make.
+    # concurrent.futures.Future has a condition of its own, which makes it twenty times as expensive to create.
     __slots__ = ("_ack", "_error", "_followers", "_home", "_is_seen", *HandleFacts.SLOTS)
 
     def __init__(self, home: AckFutures) -> None:
@@ -45,42 +44,42 @@ class AckFuture(HandleFacts):
         self._followers: list[Waiter | Callback] | None = None
 
     def done(self) -> bool:
-        """Whether it is known what became of the message, or that it cannot be known."""
+        """True when the outcome of the message is known, or is known to be undeterminable."""
         if self._ack is None and self._error is None:
             self._home.look()
         return self._ack is not None or self._error is not None
 
     def cancelled(self) -> bool:
-        """Never: a message that is on its way cannot be taken back."""
+        """Always False: a message in transit cannot be recalled."""
         return False
 
     def result(self, timeout: float | None = None) -> PubAck:
-        """The acknowledgement; waits for it.
+        """Wait for the acknowledgement and return it.
 
         Raises:
-            RequestTimeout: It has not come within ``timeout`` seconds and may still; or, when the future is done,
-                it has not come within the publisher's ``ack_timeout``.
-            JetSparkError: What became of the message instead; see :class:`WindowedPublisher`.
+            RequestTimeout: It has not come within ``timeout`` seconds and may still come. If the future is done: it has
+                not come within the publisher's ``ack_timeout``.
+            JetSparkError: The reason for the failure; see :class:`WindowedPublisher`.
         """
         error = self.exception(timeout)
         if error is not None:
-            raise error.with_traceback(None)  # many futures may share it; each has a trace of its own
+            raise error.with_traceback(None)  # futures may share the error; each raise starts its own traceback
         assert self._ack is not None
         return self._ack
 
     def exception(self, timeout: float | None = None) -> Exception | None:
-        """What became of the message instead of an acknowledgement; waits like :meth:`result`."""
+        """Wait like :meth:`result`, and return the error, or None when the message is stored."""
         if self._ack is None and self._error is None:
             self._wait(timeout)
         self._is_seen = True
         return self._error
 
     def add_done_callback(self, callback: Callback) -> None:
-        """Have ``callback(future)`` called, exactly once, when the future is done; now, if it is.
+        """Call ``callback(future)`` exactly once, when the future is done; at once if it is done already.
 
-        Callbacks are called in the order they were added, usually on the thread that reads from the connection, which
-        must not be kept: pass on what is to be done, and neither publish nor wait there. What a callback raises is
-        logged, at ERROR to ``jetspark.blocking``.
+        Callbacks run in the order they were added, usually on the thread that reads from the connection. They must not
+        block that thread: hand work over to another thread, and neither publish nor wait. An exception of a callback is
+        logged at ERROR to ``jetspark.blocking``.
         """
         self._home.look()
         link = self._home.link
@@ -93,19 +92,19 @@ class AckFuture(HandleFacts):
             _call(callback, self)
 
     def set_result(self, result: PubAck, /) -> None:
-        """For the publisher."""
+        """Called by the publisher only."""
         self._ack = result
         if self._followers is not None:
-            self._tell_followers(self._followers)
+            self._notify_followers(self._followers)
 
     def set_exception(self, exception: Exception, /) -> None:
-        """For the publisher."""
+        """Called by the publisher only."""
         self._error = exception
         if self._followers is not None:
-            self._tell_followers(self._followers)
+            self._notify_followers(self._followers)
 
-    def _tell_followers(self, followers: list[Waiter | Callback]) -> None:
-        while followers:  # one after the other: who was interrupted here goes on with the rest
+    def _notify_followers(self, followers: list[Waiter | Callback]) -> None:
+        while followers:  # each is removed after its call, so an interrupted call continues with the rest
             each = followers[0]
             if isinstance(each, Waiter):
                 each.set_result(None)
@@ -124,7 +123,7 @@ class AckFuture(HandleFacts):
             arrived = Waiter()
             followers = self._follow(arrived)
         try:
-            self._home.wait(arrived, math.inf if timeout is None else time.monotonic() + timeout, self._is_settled)
+            self._home.wait(arrived, math.inf if timeout is None else time.monotonic() + timeout, self._is_final)
         except TimeoutError:
             raise RequestTimeout("acknowledgement", timeout or 0) from None
         finally:
@@ -133,14 +132,14 @@ class AckFuture(HandleFacts):
                     followers.remove(arrived)
 
     def _follow(self, follower: Waiter | Callback) -> list[Waiter | Callback]:
-        """With the lock: tell it when the future is done."""
+        """With the lock: notify the follower when the future is done."""
         if self._followers is None:
             self._followers = []
         self._followers.append(follower)
         return self._followers
 
-    def _is_settled(self) -> bool:
-        """Whether nothing more will come for it: the main thread may have been interrupted with it in hand."""
+    def _is_final(self) -> bool:
+        """True when the outcome is final. An acknowledgement may be lost to an interrupt of the thread that read it."""
         with self._home.link.lock:
             if self._ack is None and self._error is None and not self._home.window.waits_for(self):
                 self.set_exception(ConnectionLost("a thread was interrupted while it read the acknowledgement", 1))
@@ -149,53 +148,53 @@ class AckFuture(HandleFacts):
     def __del__(self) -> None:
         try:
             if self._error is not None and not self._is_seen:
-                self._home.window.tell_overlooked(_logger, self._error)
+                self._home.window.log_overlooked(_logger, self._error)
         except AttributeError:
-            pass  # an interrupt came while it was made
+            pass  # an interrupt came during __init__
 
 
 class AckFutures:
-    """The futures of one window: those whose callbacks are due, and the threads that wait for one."""
+    """The futures of one window: runs their due callbacks, and lets threads wait for one."""
 
     def __init__(self, link: Link, runner: MachineRunner[PublishWindow]) -> None:
         self.link, self._runner, self.window = link, runner, runner.machine
         self.due: list[tuple[Callback, AckFuture]] = []
-        """Callbacks whose futures are done; called when the lock is free."""
+        """Callbacks of completed futures; they are called without the lock."""
 
     def new(self) -> AckFuture:
         return AckFuture(self)
 
-    def wait(self, waiter: Waiter, deadline: float, is_settled: Callable[[], bool]) -> None:
-        """Until the waiter is told, or it ``is_settled``.
+    def wait(self, waiter: Waiter, deadline: float, is_final: Callable[[], bool]) -> None:
+        """Wait until the waiter is resolved or ``is_final`` returns True.
 
         Raises:
-            TimeoutError: Neither until the deadline.
+            TimeoutError: Neither happened until the deadline.
         """
         self.link.check_may_wait("an acknowledgement")
         while True:
             self.look()
             try:
-                # Not link.wait_for, which sleeps on the socket: it does not notice an acknowledgement that another
-                # thread has read and hands out only now.
+                # Not link.wait_for(), which sleeps on the socket: it would miss an acknowledgement that another thread
+                # has read and delivers only now.
                 now, due_at = time.monotonic(), self._runner.due_at
                 waiter.wait(min(deadline, math.inf if due_at is None else due_at, now + LONGEST_SLEEP_S) - now)
                 return
             except TimeoutError:
-                if is_settled():
+                if is_final():
                     return
                 if time.monotonic() >= deadline:
                     raise
 
     def look(self) -> None:
-        """Give up what got no acknowledgement in time, if there may be any."""
+        """Fail the messages whose acknowledgement time-out has passed."""
         if self.link.connection.is_closed:
-            # Also in a forked process, whose copy of the connection is closed, and where no thread tells of it.
+            # Includes a forked process: its copy of the connection is closed, but it has no thread to report that.
             self._runner.on_time(time.monotonic())
         else:
-            self._runner.look()
+            self._runner.run_due()
 
     def call_back(self) -> None:
-        """Without the lock."""
+        """Run the due callbacks. Called without the lock."""
         if self.due:
             with self.link.lock:
                 due, self.due = self.due, []
@@ -207,4 +206,4 @@ def _call(callback: Callback, future: AckFuture) -> None:
     try:
         callback(future)
     except Exception:
-        _logger.exception("a callback of a publish failed: %r", callback)
+        _logger.exception("publish callback %r raised; later callbacks still run", callback)

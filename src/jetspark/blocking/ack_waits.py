@@ -10,26 +10,26 @@ from jetspark.errors import RequestTimeout
 
 __all__ = ["NOT_SENT", "error_of", "errors_of", "wait_for"]
 
-# A publish that ends with one of these has sent nothing; one that was interrupted may have.
+# A publish that raises one of these has sent nothing. An interrupted publish may have sent its message.
 NOT_SENT = Exception
 
 
 def wait_for(future: AckFuture, timeout_s: float, what: str) -> None:
-    """Until the message is stored.
+    """Wait until the message is stored.
 
     Raises:
-        RequestTimeout: There was no acknowledgement in time.
+        RequestTimeout: No acknowledgement within ``timeout_s``.
     """
     future.result(timeout_s)
 
 
 def error_of(future: AckFuture) -> Exception | None:
-    """Wait, and return what went wrong, if anything did."""
+    """Wait for the acknowledgement; return its error, or None when the message is stored."""
     return future.exception()
 
 
 def errors_of(futures: Sequence[AckFuture], timeout_s: float) -> list[BaseException | None]:
-    """What went wrong with each, as far as it is known after ``timeout_s``; nobody is made to raise it."""
+    """Return the error of each future without raising it; None if it succeeded or is still pending at the timeout."""
     deadline = time.monotonic() + timeout_s
     found: list[BaseException | None] = []
     for future in futures:

@@ -11,9 +11,9 @@ from types import TracebackType
 from typing import Any
 
 from jetspark.blocking import clock
-from jetspark.blocking.closing import Closing
+from jetspark.blocking.client_shutdown import ClientShutdown
+from jetspark.blocking.completion import is_interrupt
 from jetspark.blocking.context import DriverContext
-from jetspark.blocking.finishing import is_interrupt
 from jetspark.blocking.jetstream import JetStream
 from jetspark.blocking.link_calls import ask, drain_all, until_done, when_there_is_room
 from jetspark.blocking.message import Message
@@ -57,7 +57,7 @@ class Client(ClientBase):
         on_event: OnEvent | None,
         options: ConnectOptions,
     ) -> None:
-        """For :func:`connect`, which opens it, too."""
+        """Called by :func:`connect`, which also opens the connection."""
         self._publishers: dict[WindowOptions, WindowedPublisher] = {}
         self._machine = Connection(
             options,
@@ -68,7 +68,7 @@ class Client(ClientBase):
             client=self,
         )
         self._link = Link(self._machine, auth, tls, Dispatcher(_logger, on_event))
-        self._closing = Closing(self._link)
+        self._closing = ClientShutdown(self._link)
 
     def _open(self) -> Client:
         try:
@@ -92,17 +92,18 @@ class Client(ClientBase):
     ) -> None:
         """Send a message, at most once.
 
-        When this returns, the message is accepted: it is sent as soon as the network takes it, after a reconnect if
-        need be. When this raises, it is not. ``flush`` tells when the server has processed it.
+        When this returns, the message is in the send buffer. It is sent as soon as the network accepts it, if necessary
+        after a reconnect. When this raises, it is not sent. ``flush`` confirms that the server has
+        processed it.
 
         Args:
             timeout: Longest wait for room in the send buffer; None waits as long as the connection lasts.
 
         Raises:
             InvalidSubject, InvalidHeader, PayloadTooLarge: Before anything is sent.
-            BufferFull: The network takes no more and ``when_full="raise"``, or in ``on_event``; else this waits.
+            BufferFull: The send buffer is full and ``when_full="raise"``, or in ``on_event``; else this waits.
             RequestTimeout: There was no room within ``timeout``.
-            ConnectionClosed: After ``close`` or ``drain``, also while it waits.
+            ConnectionClosed: After ``close`` or ``drain``, also during the wait for room.
         """
         link, machine = self._link, self._machine
         deadline = None if timeout is None else link.deadline(check_timeout(timeout))
@@ -112,7 +113,7 @@ class Client(ClientBase):
                     link.write_and_wait(deadline)
                 try:
                     machine.publish(subject, data, reply, headers)
-                except BufferFull:  # not a lambda: the variables it would share cost every message a tenth of its time
+                except BufferFull:  # no lambda: its closure variables would slow every publish down by a tenth
                     attempt = partial(machine.publish, subject, data, reply, headers)
                     when_there_is_room(link, attempt, deadline)
                 link.flush_soon()
@@ -129,19 +130,19 @@ class Client(ClientBase):
         max_pending_messages: int | None = None,
         max_pending_bytes: int | None = None,
     ) -> Subscription:
-        """Receive what is published on ``subject``, which may have wildcards.
+        """Receive the messages published on ``subject``, which may contain wildcards.
 
         Args:
             queue: Each message goes to one member of the queue group only.
             callback: Called with one message after the other, on a thread of the subscription's own; without it,
                 iterate over the subscription.
-            max_messages: End by itself after this many messages.
+            max_messages: Unsubscribe automatically after this many messages.
             max_pending_messages: Bound of unread messages, instead of the connection's; see also
                 ``max_pending_bytes``.
 
         Raises:
-            BufferFull: The network takes nothing, and subscriptions of 1 MiB or ``send_buffer_bytes``, whichever is
-                more, wait for it already.
+            BufferFull: The network accepts nothing, and the buffered subscription requests already take 1 MiB or
+                ``send_buffer_bytes``, whichever is larger.
         """
         max_messages = whole("max_messages", max_messages, low=0)
         with self._link.lock:
@@ -167,13 +168,13 @@ class Client(ClientBase):
         timeout: float | None = None,
         headers: HeadersLike | None = None,
     ) -> Message:
-        """Ask, and return the first answer.
+        """Send a request and return the first reply.
 
         Raises:
-            NoResponders: At once, when nobody is subscribed to ``subject``.
-            PermissionDenied: We may not publish there, or not subscribe to our inbox.
-            RequestTimeout: No answer within ``timeout`` (default ``request_timeout_s``), the wait for room in the send
-                buffer included. The request may have arrived, unless ``was_sent`` is False.
+            NoResponders: At once, when ``subject`` has no subscriber.
+            PermissionDenied: The user may not publish there, or not subscribe to the connection's inbox.
+            RequestTimeout: No reply within ``timeout`` (default ``request_timeout_s``), which includes the wait for
+                room in the send buffer. The request may have arrived, unless ``was_sent`` is False.
         """
         timeout = timeout_of(timeout, self.options.request_timeout_s)
         return ask(self._link, subject, data, headers, timeout)
@@ -189,17 +190,17 @@ class Client(ClientBase):
         stop: Callable[[Message], bool] | None = None,
         headers: HeadersLike | None = None,
     ) -> Iterator[Message]:
-        """Ask, and yield every answer until one of the limits is reached; running into one is not an error.
+        """Send a request and yield its replies until a limit is reached; reaching a limit is not an error.
 
         Args:
-            timeout: Longest time in all (default ``request_timeout_s``).
-            max_messages: Stop after this many answers.
-            stall: After the first answer, longest wait for each further one.
-            stop: True for the message that ends the sequence; that message is not yielded.
+            timeout: Total time in seconds (default ``request_timeout_s``).
+            max_messages: Stop after this many replies.
+            stall: After the first reply, longest wait for each further one.
+            stop: Returns True for the message that ends the sequence; that message is not yielded.
 
         Raises:
-            NoResponders: Nobody is subscribed to ``subject``.
-            PermissionDenied: We may not publish there.
+            NoResponders: ``subject`` has no subscriber.
+            PermissionDenied: The user may not publish there.
             RequestTimeout: There was no room in the send buffer within ``timeout``: nothing was sent.
         """
         now = self._link.now
@@ -243,16 +244,15 @@ class Client(ClientBase):
         """JetStream over this connection.
 
         Args:
-            domain: Of a leaf node's or hub's JetStream, if not that of ``jetstream_domain`` or the server's own.
-            prefix: Where the API is imported to, if not ``$JS.API``; excludes ``domain``.
-            timeout: Longest time a call may take, all its requests to the server together, instead of
-                ``request_timeout_s``. What has no known length (listings, bulk reads, puts) may take longer, but not
-                go without progress for longer.
-            max_outstanding: How many messages of ``publish_async`` may wait for their acknowledgement at a time.
-                Contexts that agree in this and the two below share one window.
+            domain: JetStream domain of a leaf node or hub; by default ``jetstream_domain``, then the server's own.
+            prefix: Subject prefix of an imported API, instead of ``$JS.API``; excludes ``domain``.
+            timeout: Longest time of a call with all its requests, in seconds; by default ``request_timeout_s``. Calls
+                of unknown length (listings, bulk reads, puts) may take longer, but not go without progress for longer.
+            max_outstanding: Messages of ``publish_async`` that may their acknowledgement at a time. Contexts
+                with equal values of this option and the two below share one window.
             ack_timeout: Seconds after which ``publish_async`` gives up waiting for an acknowledgement.
-            when_full: What ``publish_async`` does when that many wait: ``"wait"`` for room, or ``"raise"``
-                :class:`~jetspark.WindowFull`.
+            when_full: With a full window ``publish_async`` waits for room (``"wait"``) or raises
+                :class:`~jetspark.WindowFull` (``"raise"``).
         """
         window = WindowOptions(max_outstanding=max_outstanding, ack_timeout=ack_timeout, when_full=when_full)
         context = DriverContext(
@@ -266,8 +266,8 @@ class Client(ClientBase):
         return JetStream(context)
 
     def _windowed_publisher(self, options: WindowOptions = DEFAULT_WINDOW) -> WindowedPublisher:
-        """Of all ``publish_async`` with these options: one window and one inbox, however many contexts there are."""
-        with self._link.lock:  # two threads must not make two, of which close() would know one
+        """The publisher for these options. Contexts share it, so all their messages use one window and one inbox."""
+        with self._link.lock:  # two threads must not create two: close() would wait for one of them only
             if options not in self._publishers:
                 self._publishers[options] = WindowedPublisher(self, options)
             return self._publishers[options]
@@ -275,13 +275,13 @@ class Client(ClientBase):
     # ---- flush, drain, close -----------------------------------------------------------------------------------
 
     def flush(self, timeout: float | None = None) -> None:
-        """Return when the server has processed everything published before.
+        """Return when the server has processed all messages published so far.
 
         While disconnected, waits for the next session.
 
         Raises:
-            PermissionDenied: The server denied one of the messages published since the last flush, and the call that
-                published it has not raised this.
+            PermissionDenied: The server denied a message published since the last flush, and the call that published
+                it has not raised this.
             ConnectionLost: The session ended first; ``unconfirmed_messages`` says how many messages are in doubt.
             RequestTimeout: No answer within ``timeout`` (default ``request_timeout_s``).
         """
@@ -289,30 +289,30 @@ class Client(ClientBase):
         until_done(self._link, self._machine.flush, timeout, "flush")
 
     def drain(self, timeout: float | None = None) -> None:
-        """Stop receiving, let every reader finish the messages received so far, send everything, close.
+        """Stop receiving, let every reader finish the messages received so far, send all buffered messages, close.
 
-        All of it within ``timeout`` (default ``drain_timeout_s``). A drain beside another one, or beside ``close``,
-        waits for that one and returns. Called in a callback, it does not wait for that callback's own subscription.
+        The whole drain takes at most ``timeout`` (default ``drain_timeout_s``). A second ``drain`` or ``close`` waits
+        for the first one and returns. Called in a callback, it does not wait for that callback's own subscription.
 
         Raises:
-            RequestTimeout: Readers did not finish in time, or the server did not confirm everything; the connection is
-                closed all the same.
-            ConnectionLost: The session, or the connection itself, ended with ``unconfirmed_messages`` on their way.
+            RequestTimeout: Readers did not finish in time, or the server did not confirm all messages; the connection
+                is closed nevertheless.
+            ConnectionLost: The session or the connection ended with ``unconfirmed_messages`` in transit.
             PermissionDenied: As for :meth:`flush`; the server has the other messages.
         """
         timeout = timeout_of(timeout, self.options.drain_timeout_s)
         self._end_by(closing.drain(self._machine, timeout), timeout)
 
     def close(self, timeout: float | None = None) -> None:
-        """Send what is buffered, then end the connection and everything that waits on it.
+        """Send all buffered messages, then end the connection and every call that waits on it.
 
         A close beside another one, or beside ``drain``, waits for that one, at most ``timeout``, and returns. In
         ``on_event`` it does not wait for the server's confirmation.
 
         Raises:
-            ConnectionLost: The server did not confirm everything within ``timeout`` (default ``drain_timeout_s``);
-                the connection is closed all the same, and ``unconfirmed_messages`` are in doubt. Also when the
-                connection has ended by itself with messages that were never sent; told once, to the first who closes.
+            ConnectionLost: The server did not confirm all messages within ``timeout`` (default ``drain_timeout_s``);
+                the connection is closed nevertheless, and ``unconfirmed_messages`` are in doubt. Also raised, by the
+                first ``close`` only, when the connection had ended by itself with unsent messages.
             PermissionDenied: As for :meth:`flush`; the server has the other messages.
         """
         timeout = timeout_of(timeout, self.options.drain_timeout_s)
@@ -342,18 +342,18 @@ class Client(ClientBase):
         return None
 
     def _read_up(self, subscriptions: list[SubscriptionState], deadline: float) -> bool:
-        """Have the server send no more, and the readers finish; False when they have not until the deadline."""
+        """Stop the server's deliveries and wait for the readers; False when one has not finished by the deadline."""
         if not drain_all(self._link, subscriptions, max(0.0, deadline - self._link.now())):
             return False
-        # One after the other, and here: a callback that drains must be recognised as its own reader.
+        # Sequentially, not in new tasks or threads: a callback that drains must be recognised as its own reader.
         readers = [each.reader for each in subscriptions if each.reader is not None]
-        outcomes = [reader.read_up(deadline) for reader in readers]  # each, also when one has not finished
+        outcomes = [reader.read_up(deadline) for reader in readers]  # all of them, even after one is late
         return all(outcomes)
 
     def _await_acks(self, deadline: float) -> None:
         for publisher in list(self._publishers.values()):
             if publisher.outstanding:
-                with suppress(RequestTimeout):  # closing resolves what is left, and says why
+                with suppress(RequestTimeout):  # closing fails the remaining futures with the reason
                     publisher.complete(max(0.0, deadline - self._link.now()))
 
     def __enter__(self) -> Client:
@@ -367,8 +367,8 @@ class Client(ClientBase):
         except JetSparkError as failure:
             if error is None:
                 raise
-            # The body's own error is the one to see; this must not hide it.
+            # Do not hide the error raised in the block.
             _logger.warning("%s", failure)
         except BaseException:
-            self._closing.end()  # interrupted, perhaps before it had begun: nobody will close it again
+            self._closing.end()  # interrupted, perhaps before closing began; no later call will close the client
             raise

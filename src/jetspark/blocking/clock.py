@@ -1,4 +1,4 @@
-"""Time for threads: the clock that deadlines are given in, and sleeping; and chance."""
+"""Time and randomness for threads; deadlines are given on this clock."""
 
 from __future__ import annotations
 

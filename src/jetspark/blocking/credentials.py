@@ -1,4 +1,4 @@
-"""Asking the program for its credentials, which may take its time."""
+"""Calling the user's credentials function, which may be slow or hang."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["SecretAsking"]
 
 
 class _Call(threading.Thread):
-    """A function of the user's that may take its time."""
+    """One call of the user's function on its own thread."""
 
     def __init__(self, function: Callable[[], Any]) -> None:
         super().__init__(name="jetspark-credentials", daemon=True)
@@ -28,19 +28,20 @@ class _Call(threading.Thread):
 
 
 class SecretAsking:
-    """Calls the user's function on a thread of its own: one that hangs must not keep us from trying again.
+    """Calls the user's function on a thread of its own, so that a function that hangs does not block reconnects.
 
-    While it hangs it is not called again, so that there is never more than one such thread.
+    While a call hangs, the function is not called again, so at most one such thread exists.
     """
 
     def __init__(self) -> None:
         self._asking: _Call | None = None
 
     def ask(self, source: Callable[[], Any], timeout_s: float) -> Any:
-        """
+        """Return the credentials.
+
         Raises:
-            RequestTimeout: It did not return in time.
-            Exception: What it raised.
+            RequestTimeout: The function did not return within ``timeout_s``.
+            Exception: Any error of the function.
         """
         if self._asking is None or not self._asking.is_alive():
             self._asking = _Call(source)

@@ -3,7 +3,7 @@
 
 from jetspark.blocking.atomic import AtomicBatch
 from jetspark.blocking.client import Client
-from jetspark.blocking.connecting import connect
+from jetspark.blocking.connector import connect
 from jetspark.blocking.consumer import Consumer
 from jetspark.blocking.fast import FastBatch, FastPublisher
 from jetspark.blocking.jetstream import JetStream

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Self
 
-from jetspark.blocking.adding import add_all
+from jetspark.blocking.batch_input import BatchInput
 from jetspark.blocking.context import DriverContext
-from jetspark.blocking.feeding import BatchFeed
+from jetspark.blocking.iterable_input import add_all
 from jetspark.blocking.runner import PacedRunner
 from jetspark.blocking.transport import Link
 from jetspark.core.arguments import flag
@@ -40,12 +40,12 @@ from jetspark.publish.outgoing import (
 __all__ = ["FastBatch", "FastPublisher"]
 
 
-# What a named tuple's own constructor does, in half the time: there is a receipt for every message.
+# Builds a named tuple in half the time of its constructor: every message gets a receipt.
 _new = tuple.__new__
 
 
 class _FastBlock(Block):
-    """What a batch and a publisher have in common: a block, around a machine that a runner runs."""
+    """Common base of a batch and a publisher: a ``with`` block around a machine that a runner drives."""
 
     _logger = logging.getLogger("jetspark.blocking")
 
@@ -54,7 +54,7 @@ class _FastBlock(Block):
         self._connection, self._now = self._link.connection, self._link.now
 
     def __enter__(self) -> Self:
-        # Asks only where it is not known yet: an old server would store the first message, and not know what it is.
+        # Asked once per server: one without fast ingest would store the first message as a plain one.
         self._context.run(self._context.api.require(FAST_INGEST))
         return self._enter()
 
@@ -62,16 +62,16 @@ class _FastBlock(Block):
 class FastBatch(_FastBlock, FastBatchBase):
     """One batch of any length, paced by the server. Make one with ``js.fast_batch()``.
 
-    ``gap="fail"``: what is stored are the first messages, without a hole, in order; a message that is lost or refused
-    ends the batch, and :class:`~jetspark.BatchCutShort` says after how many. ``gap="ok"``: the batch goes on; after the
-    commit each message is in ``gaps`` (lost), in ``errors`` (refused), in ``doubts`` (nobody knows) or stored, and in
-    one of these only. ``doubts`` is empty unless the connection was lost meanwhile.
-    :class:`~jetspark.BatchInDoubt` says that the server stopped answering or forgot the batch, and how far it is known
-    to be stored.
+    With ``gap="fail"``, the stored messages are the first ones of the batch, in order and without a hole. A lost or
+    refused message ends the batch, and :class:`~jetspark.BatchCutShort` has the number of stored messages. With
+    ``gap="ok"``, the batch continues. After the commit each message is either in ``gaps`` (lost), in ``errors``
+    (refused), in ``doubts`` (unknown) or stored. ``doubts`` is empty unless the connection was lost during the batch.
+    :class:`~jetspark.BatchInDoubt` means that the server stopped answering or forgot the batch; it has the number of
+    messages known to be stored.
 
-    Leaving the block normally commits. Leaving it by an exception ends the batch, and the messages added stay stored:
-    for all or nothing there is ``js.atomic_batch()``. Several threads may add; each message is placed when it is
-    accepted. Data are copied out of the caller's hands at once.
+    Leaving the block normally commits. Leaving it by an exception ends the batch, and the added messages stay stored;
+    use ``js.atomic_batch()`` for all or nothing. Several threads may add; a message gets its position in the batch when
+    it is accepted. The data are copied at once.
     """
 
     _link: Link
@@ -79,10 +79,10 @@ class FastBatch(_FastBlock, FastBatchBase):
 
     def __init__(self, context: DriverContext, options: FastBatchOptions) -> None:
         super().__init__(context)
-        self._runner: PacedRunner[FastMachine] = PacedRunner(self._link, self._on_step, self._tell_news)
+        self._runner: PacedRunner[FastMachine] = PacedRunner(self._link, self._on_step, self._report_news)
         self._batch = self._runner.run(FastMachine(self._connection, self._runner, options))
-        self._sender = self._batch.sender  # by itself, for :meth:`add`: it is called for every message
-        self._feed = BatchFeed(self._link, self._runner, self._batch, self._check_inside)
+        self._sender = self._batch.sender  # an attribute of its own, because :meth:`add` reads it for every message
+        self._input = BatchInput(self._link, self._runner, self._batch, self._check_inside)
 
     def add(
         self,
@@ -94,22 +94,23 @@ class FastBatch(_FastBlock, FastBatchBase):
         ttl: float | None = None,
         headers: HeadersLike | None = None,
     ) -> FastReceipt:
-        """Send a message, as soon as the server wants it; waits while enough others are to be sent before.
+        """Send a message at the server's pace; waits while too many earlier ones are still to be sent.
 
         Raises:
-            BatchCutShort, BatchInDoubt: The batch is over.
-            PermissionDenied: The batch is over: the server denied one of its messages, and this is its subject.
-            ServerError: It was refused from the start: nothing is stored.
-            JetStreamUnavailable: Nobody listens to the first message: nothing is stored.
+            BatchCutShort, BatchInDoubt: The batch has ended.
+            PermissionDenied: The batch has ended, because the server denied a message with this subject.
+            ServerError: The server refused the batch: nothing is stored.
+            JetStreamUnavailable: No stream stores the subject of the first message: nothing is stored.
             UsageError: Outside of its block; nothing is sent.
-            InvalidSubject, InvalidHeader, PayloadTooLarge, ConfigError: The message cannot be sent; the batch goes on.
+            InvalidSubject, InvalidHeader, PayloadTooLarge, ConfigError: The message cannot be sent; the batch
+                continues.
         """
         batch, sender, link = self._batch, self._sender, self._link
         item: Item = (subject, data)
         if headers is not None or msg_id is not None or expect is not None or ttl is not None:
             item = (subject, data, publish_headers(headers, msg_id, expect, ttl))
         with link.lock:
-            if sender.sequence >= sender.limit and self._feed.open_or_wait(item):
+            if sender.sequence >= sender.limit and self._input.open_or_wait(item):
                 return FastReceipt(1, batch.acknowledged)
             try:
                 sender.add(item, self._now())
@@ -126,23 +127,23 @@ class FastBatch(_FastBlock, FastBatchBase):
             return _new(FastReceipt, (sequence, batch.acknowledged))
 
     def add_many(self, items: Iterable[Item], *, commit: bool = False) -> FastReceipt:
-        """Send many messages: (subject, data) or (subject, data, headers) each. The fastest way.
+        """Send many messages, each ``(subject, data)`` or ``(subject, data, headers)``; the fastest way to publish.
 
-        Memory does not grow with their number. With ``commit`` the last one ends the batch, which is the form that
-        survives a change of leader best. When this raises, ``sequence`` tells how many were added; the iterable may
+        Memory does not grow with their number. With ``commit`` the last message ends the batch, the form that survives
+        a change of leader best. When this raises, ``sequence`` tells how many were added; the iterable may
         have been read up to 500 messages further.
         """
         flag("commit", commit)
         iterator = each_of(items)
         if commit:
             return self._add_and_commit(iterator)
-        add_all(self._feed, iterator)
+        add_all(self._input, iterator)
         return FastReceipt(self.sequence, self.acknowledged)
 
     def _add_and_commit(self, iterator: Iterator[Item]) -> FastReceipt:
         held: list[Item] = []
         for chunk in all_but_last(iterator, held, lambda: self._sender.room):
-            self._feed.add_chunk(chunk)
+            self._input.add_chunk(chunk)
         if not held and self.sequence:
             self.commit()
         return self._commit_held(held)
@@ -153,7 +154,7 @@ class FastBatch(_FastBlock, FastBatchBase):
         return FastReceipt(self.sequence, self.acknowledged)
 
     def ping(self) -> None:
-        """Ask the server where the batch stands. It is done by itself where needed; this is for the impatient."""
+        """Request an acknowledgement now. The batch requests them by itself where it needs them."""
         with self._link.lock:
             self._batch.check()
             self._batch.ping(self._now())
@@ -172,7 +173,7 @@ class FastBatch(_FastBlock, FastBatchBase):
         """End the batch, with a last message or without, and return the final acknowledgement.
 
         Raises:
-            BatchCutShort, BatchInDoubt: Not everything is stored, or nobody knows.
+            BatchCutShort, BatchInDoubt: Some messages are not stored, or it is unknown whether they are.
             PermissionDenied: The server denied a message with this subject; ``stored`` has the count of the others.
         """
         item = last_message(subject, data, publish_headers(headers, msg_id, expect, ttl))
@@ -183,17 +184,17 @@ class FastBatch(_FastBlock, FastBatchBase):
         with self._link.lock:
             batch.check()
             if item is not None:
-                if not (batch.is_new and self._feed.begin(item, is_only=True)):
-                    self._feed.until_open()
+                if not (batch.is_new and self._input.begin(item, is_only=True)):
+                    self._input.until_open()
                     self._runner.send(partial(batch.commit, item))
             elif self._sender.sequence:
-                self._feed.until_open()
+                self._input.until_open()
                 self._runner.send(batch.end)
             else:
                 raise UsageError("nothing was added: there is nothing to commit")
             while not batch.is_ended:
                 self._runner.wait()
-        self._tell_news()
+        self._report_news()
         if batch.failure is not None:
             batch.check()
         assert batch.ack is not None
@@ -209,7 +210,7 @@ class FastBatch(_FastBlock, FastBatchBase):
             elif self._sender.sequence and not batch.is_ended:
                 self.commit()
         except BaseException:
-            if not batch.is_ended:  # interrupted: nobody will end it
+            if not batch.is_ended:  # interrupted: no later call will end it
                 self._abandon()
             raise
         finally:
@@ -217,15 +218,16 @@ class FastBatch(_FastBlock, FastBatchBase):
 
 
 class FastPublisher(_FastBlock, FastPublisherBase):
-    """Stores an endless stream of messages, in order, over as many fast batches as it takes.
+    """Stores an endless stream of messages, in order, over as many fast batches as needed.
 
-    Make one with ``js.fast_publisher()``. What ``publish`` accepted is kept until it is known to be stored, and sent
-    again after a lost message, a change of leader, a reconnect or a restart of the server. With ``message_ids=True``
-    it is stored exactly once (within the stream's duplicate window). Without, the last messages before a restart or a
-    long outage may be stored twice; ``possibly_doubled`` counts them, and a warning is logged.
+    Make one with ``js.fast_publisher()``. An accepted message is kept until it is known to be stored, and sent again
+    after a lost message, a change of leader, a reconnect or a restart of the server. With ``message_ids=True`` it is
+    stored exactly once (within the stream's duplicate window). Without, the last messages before a restart or a long
+    outage may be stored twice; ``possibly_doubled`` counts them, and a warning is logged.
 
-    Leaving the block normally or by an ``Exception`` waits until everything is stored. Leaving it by an interrupt or
-    the like does not: nothing is sent any more, and ``unpublished()`` has what is not known to be stored.
+    Leaving the block normally or by an ``Exception`` waits until all accepted messages are stored. Leaving it
+    by an interrupt or another ``BaseException`` does not wait: no more messages are sent, and ``unpublished()``
+    returns the messages not known to be stored.
     """
 
     _link: Link
@@ -233,7 +235,7 @@ class FastPublisher(_FastBlock, FastPublisherBase):
 
     def __init__(self, context: DriverContext, options: FastPublisherOptions) -> None:
         super().__init__(context)
-        self._runner: PacedRunner[FastPublisherMachine] = PacedRunner(self._link, self._pump, self._tell_news)
+        self._runner: PacedRunner[FastPublisherMachine] = PacedRunner(self._link, self._pump, self._report_news)
         self._publisher = self._runner.run(
             FastPublisherMachine(self._connection, self._runner, options, now=self._now())
         )
@@ -248,14 +250,15 @@ class FastPublisher(_FastBlock, FastPublisherBase):
         ttl: float | None = None,
         headers: HeadersLike | None = None,
     ) -> int:
-        """Accept a message and return its position; waits while too much is pending.
+        """Accept a message and return its position; waits while too many messages are pending.
 
         Raises:
-            InvalidSubject, InvalidHeader, PayloadTooLarge: It was not accepted.
-            UsageError: Outside of its block, or after ``close``; it was not accepted.
-            JetStreamUnavailable: Nobody listens to the first message: nothing is stored.
+            InvalidSubject, InvalidHeader, PayloadTooLarge: The message was not accepted.
+            UsageError: Outside of its block, or after ``close``; the message was not accepted.
+            JetStreamUnavailable: No stream stores the subject of the first message: nothing is stored.
             PermissionDenied: The publisher gave up, because the server denied a message with this subject.
-            JetSparkError: The publisher gave up; it was not accepted. ``unpublished()`` has those that were.
+            JetSparkError: The publisher gave up, and did not accept the message; ``unpublished()`` returns the accepted
+                messages that are not known to be stored.
         """
         checked = publish_headers(headers, msg_id, expect, ttl)
         item: Item = (subject, data) if checked is None else (subject, data, checked)
@@ -264,24 +267,24 @@ class FastPublisher(_FastBlock, FastPublisherBase):
             return self._accept([item])
 
     def _accept(self, items: list[Item], *, are_checked: bool = False) -> int:
-        """There is room for them."""
+        """Accept items for which there is room."""
         try:
             self._publisher.accept(items, self._now(), are_checked=are_checked)
         finally:
             self._pump()
-        position = self._publisher.places.accepted
+        position = self._publisher.stages.accepted
         if self._connection.out_bytes >= WRITE_AT_BYTES:
             self._runner.write_and_wait()
         return position
 
     def publish_many(self, items: Iterable[Item]) -> int:
-        """Accept many messages, (subject, data) or (subject, data, headers) each; returns the last position.
+        """Accept many messages, each ``(subject, data)`` or ``(subject, data, headers)``; returns the last position.
 
-        When this raises because one of them cannot be sent, those before it are accepted, as ``accepted`` tells; the
-        iterable may have been read up to 500 messages further.
+        When this raises because a message cannot be sent, the messages before it are accepted, and ``accepted`` counts
+        them; the iterable may have been read up to 500 messages further.
 
         Raises:
-            BatchInDoubt: The publisher gave up after ``patience_s`` without an answer; ``unpublished()`` has the rest.
+            BatchInDoubt: The publisher gave up after ``patience_s`` without an answer; see ``unpublished()``.
             InvalidSubject, InvalidHeader, PayloadTooLarge, UsageError, JetSparkError: As :meth:`publish`.
         """
         iterator = each_of(items)
@@ -291,7 +294,7 @@ class FastPublisher(_FastBlock, FastPublisherBase):
                 count = min(self._publisher.room, CHUNK_MESSAGES)
             chunk: list[Item] = []
             try:
-                # With threads, without the lock: the caller's iterator may want to use the connection, too.
+                # With threads, outside of the lock: the caller's iterator may use the connection.
                 take(iterator, chunk, count, min(CHUNK_BYTES, self._publisher.room_bytes))
             finally:
                 with self._link.lock:
@@ -304,7 +307,7 @@ class FastPublisher(_FastBlock, FastPublisherBase):
                     self._runner.write_and_wait()
 
     def _publish_checked(self, items: list[Item]) -> int:
-        """:meth:`publish_many` for messages that are known to be fit to be sent, which costs less."""
+        """:meth:`publish_many` without the checks, for messages that were checked before."""
         machine, at = self._publisher, 0
         while at < len(items):
             with self._link.lock:
@@ -324,42 +327,43 @@ class FastPublisher(_FastBlock, FastPublisherBase):
             machine.check()
 
     def flush(self, timeout: float | None = None) -> None:
-        """Return when everything accepted so far is stored.
+        """Return when all messages accepted so far are stored.
 
-        The present batch is ended for that: only its end tells. So flush now and then, not after each message.
+        This ends the present batch, because only the final acknowledgement proves that. So flush now and then, not
+        after each message.
 
         Raises:
-            RequestTimeout: It took longer than ``timeout`` seconds; nothing is lost, and it goes on.
+            RequestTimeout: It took longer than ``timeout`` seconds; no message is lost, and publishing continues.
             JetSparkError: The publisher gave up.
         """
         check_timeout(timeout)
         with self._link.lock:
-            position = self._publisher.wishes.flush()
-            self._until(lambda: self._publisher.places.published >= position, timeout)
+            position = self._publisher.flush_requests.flush()
+            self._until(lambda: self._publisher.stages.published >= position, timeout)
 
     def wait_published(self, position: int, timeout: float | None = None, *, linger_s: float = 0.0) -> None:
-        """Return when everything up to a position is stored; :meth:`publish` and :meth:`publish_many` return positions.
+        """Return when all messages up to a position are stored; :meth:`publish` and :meth:`publish_many` return one.
 
-        Where :meth:`flush` ends the present batch at once, this does so only when nothing was published for
-        ``linger_s`` seconds: while others publish, the acknowledgements they bring along tell, and the batch stays
-        open.
+        While :meth:`flush` ends the present batch at once, this ends it only after ``linger_s`` seconds without a
+        publish. Until then the batch stays open, and the acknowledgements of later messages prove the position.
 
         Raises:
-            RequestTimeout: It took longer than ``timeout`` seconds; nothing is lost, and it goes on.
+            RequestTimeout: It took longer than ``timeout`` seconds; no message is lost, and publishing continues.
             JetSparkError: The publisher gave up.
         """
         check_timeout(timeout)
         machine = self._publisher
         with self._link.lock:
-            machine.wishes.want(position, self._now(), linger_s)
-            self._until(lambda: machine.places.published >= position, timeout)
+            machine.flush_requests.request(position, self._now(), linger_s)
+            self._until(lambda: machine.stages.published >= position, timeout)
 
     def close(self, timeout: float | None = None) -> None:
-        """Store everything, end the batch, accept nothing more; after an error, send nothing more either.
+        """Wait until all messages are stored, end the batch, and refuse further ones. After an error, only refuse.
 
         Raises:
-            RequestTimeout: Some is not known to be stored within ``timeout`` seconds; ``unpublished()`` has it.
-            JetSparkError: The publisher gave up; likewise.
+            RequestTimeout: Some messages are not known to be stored within ``timeout`` seconds; ``unpublished()``
+                returns them.
+            JetSparkError: The publisher gave up; ``unpublished()`` returns the remaining messages.
         """
         check_timeout(timeout)
         machine = self._publisher
@@ -369,7 +373,7 @@ class FastPublisher(_FastBlock, FastPublisherBase):
                 self._until(lambda: machine.is_idle, timeout)
             finally:
                 self._leave()
-        self._tell_news()
+        self._report_news()
 
     def _until(self, is_done: Callable[[], bool], timeout: float | None) -> None:
         deadline = None if timeout is None else self._now() + timeout
@@ -378,20 +382,20 @@ class FastPublisher(_FastBlock, FastPublisherBase):
             if self._publisher.failure is not None:
                 raise self._publisher.failure.with_traceback(None)
             if deadline is not None and self._now() >= deadline:
-                raise RequestTimeout(f"{self._publisher.places.pending} messages to be stored", timeout or 0)
+                raise RequestTimeout(f"{self._publisher.stages.pending} messages to be stored", timeout or 0)
             self._runner.wait(deadline)
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
         try:
             if kind is None:
-                if not self._publisher.is_left:  # else the caller was told what became of it
+                if not self._publisher.is_left:  # otherwise an earlier close reported the outcome
                     self.close()
             elif issubclass(kind, Exception):
-                self.close()  # what was accepted was accepted, whatever happened since
+                self.close()  # accepted messages are stored even if the block failed later
         except JetSparkError as failure:
             if kind is None:
                 raise
-            self._logger.warning("%s; %d messages are not stored", failure, self._publisher.places.pending)
+            self._logger.warning("%s; %d messages are not stored", failure, self._publisher.stages.pending)
         finally:
             try:
                 self._leave()

@@ -1,4 +1,4 @@
-"""Reading what is put into an object store, and writing what is got, from threads."""
+"""Reading and writing the files of an object store, from threads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["READ_BYTES", "Source", "chunks_of", "keep", "write_to"]
 
 Source: TypeAlias = BytesLike | os.PathLike[str] | BinaryReader | Iterable[BytesLike]
 
-# What one step reads and hashes.
+# Bytes read and hashed in one step.
 READ_BYTES = BLOCK_BYTES
 
 
@@ -31,5 +31,5 @@ def write_to(file: BinaryWriter, chunks: Generator[bytes, None, None]) -> None:
 
 
 def keep(part: PartFile) -> None:
-    """Have a complete file take its place."""
+    """Move the complete file to its final path."""
     part.keep()

@@ -1,4 +1,4 @@
-"""Generators that begin before they are asked for their first element."""
+"""Generators that run up to their first yield when they are created."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ G = TypeVar("G", bound=Generator[Any, None, None])
 
 
 def begun(generator: G) -> G:
-    """The generator, run up to its first yield. One that has not begun is closed without its ``finally``."""
+    """Run the generator up to its first yield and return it.
+
+    Python closes a generator that was never started without running its ``finally``.
+    """
     next(generator)
     return generator

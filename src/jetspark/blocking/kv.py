@@ -1,5 +1,5 @@
 # Generated from aio/kv.py by tools/unasync.py; edit that file.
-"""Key-value buckets from threads. What a bucket is and what it is asked is in :mod:`jetspark.jetstream.kv`."""
+"""Key-value buckets from threads. :mod:`jetspark.jetstream.kv` has the requests and their meaning."""
 
 from __future__ import annotations
 
@@ -28,13 +28,12 @@ __all__ = ["KeyValue", "Transaction"]
 class KeyValue:
     """A bucket: a map whose values have revisions, whose changes can be watched, and whose past can be read.
 
-    Every write is acknowledged by the stream behind the bucket before it returns. Reads go to any replica: on a
-    replicated bucket one may, for a moment, not show the latest write. ``update`` and ``create`` are decided by the
-    leader, so a stale read can never overwrite somebody else's value.
+    A write returns when the stream behind the bucket has acknowledged it. Reads go to any replica, which may not yet
+    have the latest write. ``update`` and ``create`` are decided by the leader, so a stale read never leads to
+    overwriting another client's value.
 
-    Like :class:`JetStream`, what asks the server raises ``ServerError`` when it says no, ``JetStreamUnavailable`` when
-    nobody answers for it, and ``RequestTimeout`` when no answer came in time: then
-    a write may be stored or not.
+    As with :class:`JetStream`, calls to the server raise ``ServerError`` when it refuses, ``JetStreamUnavailable`` when
+    JetStream is not available, and ``RequestTimeout`` when no answer came in time; a write may then be stored or not.
     """
 
     def __init__(self, context: DriverContext, stream: Stream) -> None:
@@ -51,52 +50,52 @@ class KeyValue:
     # ---- one key -----------------------------------------------------------------------------------------------
 
     def put(self, key: str, value: bytes) -> int:
-        """Write a value, whatever was there; returns its revision."""
+        """Write a value unconditionally; returns its revision."""
         return self._context.run(self._bucket.put(key, value))
 
     def get(self, key: str, *, revision: int | None = None, direct: bool | None = None) -> KVEntry:
         """The latest value, or that of a revision the bucket still has.
 
-        ``direct=False`` asks the leader: slower, and never a moment behind. By default any replica
-        answers, where the bucket allows it.
+        ``direct=False`` reads from the leader: slower, but never stale. By default any replica answers, if the bucket
+        allows it.
 
         Raises:
-            KeyNotFound: There is none.
+            KeyNotFound: The key, or that revision, has no value.
         """
         return self._context.run(self._bucket.get(key, revision, direct))
 
     def create(self, key: str, value: bytes, *, ttl: float | None = None) -> int:
-        """Write a value where there is none; returns its revision.
+        """Write the value of a key that has none; returns its revision.
 
-        With ``ttl`` it goes away after that many seconds. That needs ``limit_marker_ttl_s`` on the bucket; in one with
-        ``history`` no key can have a shorter TTL, because the server would make it that long.
+        With ``ttl`` the value expires after that many seconds. This needs ``limit_marker_ttl_s`` on the bucket. In a
+        bucket with ``history`` a TTL below ``limit_marker_ttl_s`` is refused, because the server would lengthen it.
 
         Raises:
-            KeyExists: There is one.
+            KeyExists: The key has a value.
         """
         return self._context.run(self._bucket.create(key, value, ttl))
 
     def update(self, key: str, value: bytes, *, revision: int, ttl: float | None = None) -> int:
-        """Write a value if ``revision`` is still the last one (compare and set); returns the new revision.
+        """Write a value if ``revision`` is still the latest one (compare and set); returns the new revision.
 
         Raises:
-            Conflict: It is not; nothing was written.
+            Conflict: The key has a newer revision; nothing was written.
         """
         return self._context.run(self._bucket.update(key, value, revision, ttl))
 
     def delete(self, key: str, *, revision: int | None = None) -> None:
-        """Mark a key as deleted; its history stays. With ``revision`` only if that is the last one.
+        """Mark a key as deleted; its history stays. With ``revision``, only if that is the latest one.
 
         Raises:
-            Conflict: It is not; nothing was written.
+            Conflict: The key has a newer revision; nothing was written.
         """
         self._context.run(self._bucket.mark(key, "delete", revision, None))
 
     def purge(self, key: str, *, revision: int | None = None, ttl: float | None = None) -> None:
-        """Delete a key and its history. With ``ttl`` the mark that stays goes away, too.
+        """Delete a key and its history. A delete marker stays; with ``ttl`` it expires after that many seconds.
 
         Raises:
-            Conflict: ``revision`` is not the last one; nothing was written.
+            Conflict: ``revision`` is not the latest one; nothing was written.
         """
         self._context.run(self._bucket.mark(key, "purge", revision, ttl))
 
@@ -104,8 +103,8 @@ class KeyValue:
         """Every revision the bucket has of a key, deletions included, oldest first.
 
         Raises:
-            RequestTimeout: Nothing came for as long as the context's ``timeout``.
-            StreamRecreated: The bucket was deleted and made again in the middle.
+            RequestTimeout: Nothing arrived for as long as the context's ``timeout``.
+            StreamRecreated: The bucket was deleted and re-created during the call.
         """
         options = watch_options(self._bucket.origin, (check_key(key),), include_history=True)
         return list(self._present(options, f"history of {key!r}"))
@@ -114,7 +113,7 @@ class KeyValue:
         """The value a key had when the bucket was at ``sequence``.
 
         Raises:
-            KeyNotFound: It had none, or the bucket's history does not go back that far.
+            KeyNotFound: The key had no value then, or the bucket's history does not reach back that far.
         """
         entry = (self.snapshot([check_key(key)], at=whole("sequence", sequence, low=0, high=UINT64))).get(key)
         if entry is None:
@@ -124,35 +123,34 @@ class KeyValue:
     # ---- several keys or none ----------------------------------------------------------------------------------
 
     def transaction(self) -> Transaction:
-        """Write several keys together, or none of them::
+        """Write several keys together, or none::
 
             with kv.transaction() as tx:
                 tx.put("order.1", b"shipped")
                 tx.update("stock.7", b"41", revision=revision)
 
-        Nothing is sent before the end of the block; leaving it by an exception writes nothing. Each key once, and as
-        many as the server allows in a batch, 1000 by default. ``tx.expect`` makes it depend on keys that are only
-        read. ``tx.revisions`` has the new revisions afterwards. Needs nats-server 2.12.
+        Nothing is sent before the end of the block; leaving it by an exception writes nothing. Each key may be written
+        once. The server bounds the number of keys, 1000 by default. ``tx.expect`` adds a condition on keys that are
+        only read. ``tx.revisions`` has the new revisions afterwards. Needs nats-server 2.12.
 
         Raises (at the end of the block):
-            Conflict: A key named in ``keys`` changed meanwhile; nothing was written.
-            ConfigError: The bucket does not allow it (``allow_atomic``).
+            Conflict: A key named in ``keys`` has changed since; nothing was written.
+            ConfigError: The bucket does not have ``allow_atomic``.
             BatchTooLarge: More keys than the server allows; nothing was written.
-            BatchInDoubt: No answer in time; all was written, or nothing. ``tx.resolve`` finds out.
+            BatchInDoubt: No answer in time; all keys were written, or none. ``tx.resolve`` tells which.
         """
         return Transaction(self._context, self._bucket)
 
     # ---- many keys ---------------------------------------------------------------------------------------------
 
     def keys(self, *filters: str) -> Iterator[str]:
-        """The keys that have a value, all or those that match, each once; the server does the filtering.
+        """The keys that have a value, each once; the server applies the filters.
 
-        Survives reconnects and restarts. The names of the keys listed are kept in memory meanwhile.
+        Survives reconnects and restarts. Memory grows with the names listed so far.
 
         Raises:
-            RequestTimeout: Nothing came for as long as the context's ``timeout``; the listing as a whole may take
-                longer.
-            StreamRecreated: The bucket was deleted and made again in the middle.
+            RequestTimeout: Nothing arrived for as long as the context's ``timeout``; the whole listing may take longer.
+            StreamRecreated: The bucket was deleted and re-created during the call.
         """
         seen: set[str] = set()
         options = watch_options(self._bucket.origin, filters, meta_only=True)
@@ -163,14 +161,14 @@ class KeyValue:
                     yield entry.key
 
     def snapshot(self, filters: Iterable[str], *, at: int | None = None) -> dict[str, KVEntry]:
-        """The values of many keys at one moment, never mixing two: now, or when the bucket was at sequence ``at``.
+        """The values of many keys at one moment: now, or when the bucket was at sequence ``at``.
 
         ``filters`` are keys, or patterns with ``*`` and ``>``; at most 1024 keys may match. For the past, the bucket
-        needs enough ``history``: a key that was overwritten more often since is missing.
+        needs enough ``history``: a key that was overwritten more often since then is missing.
 
-        Several keys at one moment take one request, and the right to read the whole bucket
-        (``$JS.API.DIRECT.GET.KV_<bucket>``), as does the past. A single key without ``at`` needs no more than
-        :meth:`get`; who may read only some keys gets them one by one.
+        Reading several keys, or the past, takes one request and the right to read the whole bucket
+        (``$JS.API.DIRECT.GET.KV_<bucket>``). A single key without ``at`` needs no more than :meth:`get`; a user who may
+        read only some keys reads them one by one.
         """
         wanted = texts("filters", filters, "a list of keys")
         if len(wanted) == 1 and at is None and not {"*", ">"} & set(wanted[0]):
@@ -203,40 +201,40 @@ class KeyValue:
     def watch(
         self, *filters: str, initial_marker: bool = False, ignore_deletes: bool = False, **kind: Unpack[WatchKeywords]
     ) -> Iterator[KVEntry | None]:
-        """The present value of every key that matches (all, without ``filters``), then every change, for ever.
+        """Yield the present value of every matching key (all, without ``filters``), then every change, without end.
 
         Survives reconnects and restarts; no change that the bucket still has is missed, repeated or out of order. If
-        the connection is lost before the present was shown, the rest of it is that of the moment when it is back.
+        the connection is lost during the present values, the remaining ones are those after the reconnect.
 
         Args:
-            initial_marker: Yield None once, where the present ends and changes begin.
-            include_history: Begin with every revision there is, not only the latest.
+            initial_marker: Yield None once, between the present values and the changes.
+            include_history: Begin with all stored revisions, not only the latest.
             updates_only: Begin with the next change.
-            meta_only: Without the values.
+            meta_only: Leave out the values.
             ignore_deletes: Leave out deletions and purges.
-            from_revision: Begin with the writes at or after this revision, to go on where another watch ended.
+            from_revision: Begin with the writes at or after this revision, to continue an earlier watch.
 
         Raises (while iterating):
-            StreamNotFound: The bucket was deleted; found out at once as a rule, and within 11 seconds.
-            StreamRecreated: The bucket was deleted and made again. The entries shown so far are of the old one:
-                forget them, and watch again.
-            RequestTimeout: No answer within the context's ``timeout`` when the watch was to begin.
+            StreamNotFound: The bucket was deleted; usually detected at once, and within 11 seconds.
+            StreamRecreated: The bucket was deleted and re-created. The entries yielded so far are from the old one:
+                discard them, and watch again.
+            RequestTimeout: No answer within the context's ``timeout`` at the start of the watch.
         """
         options = watch_options(self._bucket.origin, filters, **kind)
         return self._watch.changes(options, initial_marker=initial_marker, ignore_deletes=ignore_deletes)
 
     def purge_deletes(self, older_than: float = 1800.0) -> int:
-        """Remove the marks of deleted keys that are at least ``older_than`` seconds old; returns how many went.
+        """Remove delete markers that are at least ``older_than`` seconds old; returns how many were removed.
 
         Raises:
-            RequestTimeout: Nothing came for as long as the context's ``timeout``; some marks may be removed.
-            StreamRecreated: The bucket was deleted and made again in the middle.
+            RequestTimeout: Nothing arrived for as long as the context's ``timeout``; some markers may be removed.
+            StreamRecreated: The bucket was deleted and re-created during the call.
         """
         removed = 0
         options = watch_options(self._bucket.origin, (), meta_only=True)
         limit = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=seconds("older_than", older_than))
         for entry in [entry for entry in self._present(options, "purge_deletes") if entry.operation != "put"]:
-            # Up to what was seen and no further: the key may have a new value by now.
+            # Purge no further than the marker that was read: the key may have a new value by now.
             last = entry.revision if entry.created < limit else entry.revision - 1
             [subject] = self._bucket.subjects([entry.key])
             removed += self._stream.purge(subject=subject, up_to_sequence=last)
@@ -247,7 +245,7 @@ class KeyValue:
         return self._context.run(self._bucket.status())
 
     def stream_info(self) -> StreamInfo:
-        """Of the stream behind the bucket."""
+        """Configuration and state of the stream behind the bucket."""
         return self._stream.info()
 
     def _present(self, options: OrderedOptions, what: str) -> Generator[KVEntry, None, None]:
@@ -258,10 +256,10 @@ class KeyValue:
 
 
 class Transaction(TransactionBase):
-    """Writes that happen together, when the block is left; see :meth:`KeyValue.transaction`.
+    """Writes that are stored together when the block is left; see :meth:`KeyValue.transaction`.
 
-    Outside of its block it refuses every write with ``UsageError``; ``revisions`` and ``resolve`` are there after it.
-    ``RequestTimeout`` says that no answer came in time, and nothing is stored; ``BatchInDoubt`` that all may be.
+    Outside of its block every write raises ``UsageError``; use ``revisions`` and ``resolve`` after it.
+    ``RequestTimeout`` means that no answer came in time and nothing is stored; ``BatchInDoubt`` that all or nothing is.
     """
 
     _line = "with kv.transaction() as tx:"
@@ -272,52 +270,53 @@ class Transaction(TransactionBase):
         self._batch: AtomicBatch = AtomicBatch(context)
 
     def expect(self, keys: str, *, revision: int) -> None:
-        """Make the transaction depend on a key it does not write, or on all that match a pattern (``order.>``).
+        """Add a condition on a key the transaction does not write, or on all keys that match a pattern (``order.>``).
 
-        It happens only if ``revision`` is still the last of them, deletions included; 0 says that there is none. Any
-        number of these may be given. The messages of the batch carry them; if there are more than writes without a
-        revision, the last write is repeated, and watchers see it more than once.
+        The transaction is stored only if ``revision`` is still the latest revision of these keys, deletions included; 0
+        means that they have none. Several conditions are possible. Each needs a message of the batch to carry it: if
+        there are more conditions than writes without a revision, the last write is repeated, and watchers see it more
+        than once.
         """
         self._open.expect(keys, revision)
 
     def put(self, key: str, value: bytes) -> None:
-        """Write a value, whatever is there."""
+        """Write a value unconditionally."""
         self._open.put(key, value, None)
 
     def create(self, key: str, value: bytes, *, ttl: float | None = None) -> None:
-        """Write a value where there is none; with ``ttl`` it goes away after that many seconds.
+        """Write the value of a key that has none; with ``ttl`` the value expires after that many seconds.
 
         Raises:
-            KeyExists: There is one already.
-            ConfigError: A ``ttl`` that the bucket does not allow; see :meth:`KeyValue.create`.
+            KeyExists: The key has a value.
+            ConfigError: The bucket does not allow this ``ttl``; see :meth:`KeyValue.create`.
         """
         writes = self._open
         self._context.run(self._bucket.check_ttl(ttl))
         writes.put(key, value, self._context.run(self._bucket.vacant_revision(key)), ttl)
 
     def update(self, key: str, value: bytes, *, revision: int) -> None:
-        """Write a value if ``revision`` is still the last one."""
+        """Write a value if ``revision`` is still the latest one."""
         self._open.update(key, value, revision)
 
     def delete(self, key: str, *, revision: int | None = None) -> None:
-        """Mark a key as deleted; with ``revision`` only if that is the last one."""
+        """Mark a key as deleted; with ``revision``, only if that is the latest one."""
         self._open.mark(key, "delete", revision)
 
     def purge(self, key: str, *, revision: int | None = None) -> None:
-        """Delete a key and its history; with ``revision`` only if that is the last one."""
+        """Delete a key and its history; with ``revision``, only if that is the latest one."""
         self._open.mark(key, "purge", revision)
 
     def resolve(self) -> Outcome:
-        """After :class:`~jetspark.BatchInDoubt`: find out whether all was written; see :meth:`AtomicBatch.resolve`.
+        """Determine the outcome after :class:`~jetspark.BatchInDoubt`; see :meth:`AtomicBatch.resolve`.
 
-        In a bucket that keeps one revision of each key this cannot be known any more once others have written all of
-        the transaction's keys.
+        In a bucket that keeps one revision of each key, the outcome is lost once other clients have written all keys
+        of the transaction.
 
         Raises:
-            BatchInDoubt: It cannot be known.
+            BatchInDoubt: The outcome cannot be determined.
         """
         outcome = self._batch.resolve()
-        self._note_revisions()
+        self._store_revisions()
         return outcome
 
     def __enter__(self) -> Transaction:
@@ -337,4 +336,4 @@ class Transaction(TransactionBase):
         except WrongLastSequence as refused:
             # One request for each key, of which there may be a thousand.
             raise self._context.run(self._writes.conflict(), for_each=True) from refused
-        self._note_revisions()
+        self._store_revisions()

@@ -1,5 +1,5 @@
 # Generated from aio/link_calls.py by tools/unasync.py; edit that file.
-"""What is done with a link in the same way everywhere: asking, waiting for room or a confirmation."""
+"""Waiting calls on a link that several modules share: requests, room in the buffer, confirmations."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["admit", "ask", "drain", "drain_all", "until_done", "when_there_is_ro
 
 
 def when_there_is_room(link: Link, attempt: Callable[[], Any], deadline: float | None = None) -> Any:
-    """The attempt's result, once it does not raise ``BufferFull``.
+    """Repeat ``attempt`` until it does not raise ``BufferFull``, and return its result.
 
     Raises:
         TimeoutError: There was no room until the deadline.
@@ -38,7 +38,7 @@ def when_there_is_room(link: Link, attempt: Callable[[], Any], deadline: float |
 
 
 def admit(link: Link, send: Callable[[], None], timeout_s: float, *, at_once: bool = False) -> None:
-    """Call ``send``, which fills the connection's buffer, when there is room; written soon, or ``at_once``.
+    """Call ``send``, which fills the connection's buffer, once there is room; then flush soon, or ``at_once``.
 
     Raises:
         TimeoutError: There was no room within ``timeout_s``: nothing was sent.
@@ -60,7 +60,7 @@ def admit(link: Link, send: Callable[[], None], timeout_s: float, *, at_once: bo
 
 
 def ask(link: Link, subject: str, data: bytes, headers: HeadersLike | None, timeout_s: float) -> Message:
-    """Send a request, and wait for its first answer; see :meth:`Client.request`."""
+    """Send a request and wait for its first reply; see :meth:`Client.request`."""
     link.check_may_wait("request")
     connection, what = link.connection, f"request to {subject!r}"
     deadline = link.deadline(timeout_s)
@@ -76,20 +76,20 @@ def ask(link: Link, subject: str, data: bytes, headers: HeadersLike | None, time
                 except TimeoutError:
                     raise RequestTimeout(what, timeout_s, was_sent=False) from None
             link.flush_promptly()
-        return cast(Message, link.wait_for(answer, timeout_s, what, deadline))  # once answered, it is forgotten
+        return cast(Message, link.wait_for(answer, timeout_s, what, deadline))  # the reply removed the request
     except BaseException:
         try:
             forget(link, token, answer)
-        finally:  # An interrupt can be in the way of one of them.
+        finally:  # repeated, because an interrupt can prevent the first call
             forget(link, token, answer)
         raise
 
 
 def until_done(link: Link, start: Callable[[Waiter], None], timeout_s: float, what: str) -> None:
-    """Have the connection begin something, and wait until it is done: ``start`` is given the handle for it.
+    """Start an operation of the connection and wait until it is done; ``start`` receives the handle to resolve.
 
     Raises:
-        RequestTimeout: It was not done in time.
+        RequestTimeout: The operation was not done within ``timeout_s``.
     """
     link.check_may_wait(what)
     done = link.new_waiter()
@@ -97,7 +97,7 @@ def until_done(link: Link, start: Callable[[Waiter], None], timeout_s: float, wh
         with link.lock, link.doubt:
             start(done)
             link.flush()
-        link.settle()
+        link.deliver_events()
         link.wait_for(done, timeout_s, what)
     finally:
         with link.lock:
@@ -108,17 +108,17 @@ def until_done(link: Link, start: Callable[[Waiter], None], timeout_s: float, wh
 
 
 def drain(link: Link, subscription: SubscriptionState, timeout_s: float) -> None:
-    """End a subscription; returns when all that the server had sent for it has arrived.
+    """Unsubscribe; returns when all messages that the server had sent have arrived.
 
     Raises:
-        RequestTimeout: It has not within the time.
+        RequestTimeout: They have not arrived within ``timeout_s``.
     """
     what = f"drain of {subscription.subject!r}"
     until_done(link, partial(link.connection.drain, subscription), timeout_s, what)
 
 
 def drain_all(link: Link, subscriptions: list[SubscriptionState], timeout_s: float) -> bool:
-    """The same for many, in one round trip; whether it was done in time."""
+    """:func:`drain` for many subscriptions, in one round trip; False if one was not drained in time."""
     if subscriptions:
         link.check_may_wait("drain")
     deadline, is_done = link.deadline(timeout_s), True
@@ -128,14 +128,14 @@ def drain_all(link: Link, subscriptions: list[SubscriptionState], timeout_s: flo
             for subscription, handle in zip(subscriptions, handles, strict=True):
                 link.connection.drain(subscription, handle)
             link.flush()
-        link.settle()
+        link.deliver_events()
         for handle in handles:
             try:
                 link.wait_for(handle, timeout_s, "drain", deadline)
             except RequestTimeout:
                 is_done = False
             except JetSparkError:
-                pass  # closed by another one meanwhile: nothing more will come
+                pass  # another caller closed the connection: no more messages will arrive
     finally:
         with link.lock:
             for handle in handles:

@@ -1,5 +1,5 @@
 # Generated from aio/objects.py by tools/unasync.py; edit that file.
-"""Object stores from threads. What they are and what they are asked is in :mod:`jetspark.jetstream.objects`."""
+"""Object stores from threads. :mod:`jetspark.jetstream.objects` has the requests and their meaning."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from functools import partial
 from typing import Literal, overload
 
 from jetspark.blocking import clock
+from jetspark.blocking.completion import is_interrupt, run_to_completion
 from jetspark.blocking.context import DriverContext
 from jetspark.blocking.files import READ_BYTES, Source, chunks_of, keep
-from jetspark.blocking.finishing import is_interrupt, see_through
-from jetspark.blocking.object_reading import ObjectReader
-from jetspark.blocking.object_sending import FastSending, Sending
+from jetspark.blocking.object_reader import ObjectReader
+from jetspark.blocking.object_writer import ChunkWriter, FastChunkWriter
 from jetspark.blocking.ordered import Watch
 from jetspark.blocking.stream import Stream, known_config
 from jetspark.core.arguments import unfit
@@ -59,12 +59,11 @@ _logger = logging.getLogger("jetspark.blocking")
 class ObjectStore:
     """A bucket of objects of any size, each with a name, a digest and metadata.
 
-    An object is visible when all of it is stored, and replaced in one moment. Every read is checked against the digest
-    its writer left. Memory stays bounded whatever the size, except where a method returns a whole object.
+    An object becomes visible when it is stored completely, and is replaced atomically. Every read is checked against
+    the digest that its writer stored. Memory stays bounded for any size, except where a method returns a whole object.
 
-    Like :class:`JetStream`, what asks the server raises ``ServerError`` when it says no, ``JetStreamUnavailable`` when
-    nobody answers for it, and ``RequestTimeout`` when no answer came in time: then
-    a write may be stored or not.
+    As with :class:`JetStream`, calls to the server raise ``ServerError`` when it refuses, ``JetStreamUnavailable`` when
+    JetStream is not available, and ``RequestTimeout`` when no answer came in time; a write may then be stored or not.
     """
 
     def __init__(self, context: DriverContext, stream: Stream) -> None:
@@ -91,29 +90,29 @@ class ObjectStore:
         chunk_bytes: int = DEFAULT_CHUNK_BYTES,
         timeout: float | None = None,
     ) -> ObjectInfo:
-        """Store an object under a name, in place of an earlier one; returns when all of it is stored.
+        """Store an object under a name and replace an earlier one; returns when it is stored completely.
 
-        When this raises, the name has what it had before, and the chunks that were stored are removed
-        again. If the connection is gone for good they cannot be: :meth:`purge_orphans` finds them. Interrupted in its
-        very last step, the object is either stored as a whole or not at all.
+        When this raises, the earlier object remains, and the chunks stored so far are removed.
+        If the connection is gone for good, the chunks stay until :meth:`purge_orphans` removes them. Interrupted in its
+        last step, the object is either stored completely or not at all.
 
         Args:
             source: Bytes, a :class:`pathlib.Path`, a file opened in binary mode (read from where it
                 stands, and left open), or an iterator of bytes in pieces of any size.
-            chunk_bytes: Size of the messages it is cut into; at most the server's ``max_payload``.
-            timeout: Longest time the server may take to acknowledge anything (default: the context's); all of it may
-                take longer. A restart takes seconds, the election of a leader up to ten.
+            chunk_bytes: Size of the messages that hold the object; at most the server's ``max_payload``.
+            timeout: Longest time without an acknowledgement (default: the context's); the whole put may take longer. A
+                restart takes seconds, the election of a leader up to ten.
 
         Raises:
-            ConfigError: There are no bytes to be had from ``source``.
+            ConfigError: ``source`` is of a type that yields no bytes.
             ServerError: The bucket is full, or sealed.
-            RequestTimeout: Nothing was acknowledged for ``timeout`` seconds.
-            ConnectionLost: The connection went away, and so did chunks, or somebody purged them; put it again.
+            RequestTimeout: No chunk was acknowledged for ``timeout`` seconds.
+            ConnectionLost: Chunks were lost with the connection, or purged by another client; put the object again.
         """
         meta = ObjectMeta(name=name, description=description, headers=headers, metadata=metadata)
         upload = Upload(uuid.uuid4().hex, chunk_bytes, READ_BYTES)
-        upload.info(self.bucket, meta, _now())  # headers that cannot be written are better refused now
-        self._context.connection.address(meta_subject(self.bucket, name))  # and so is a name that is too long
+        upload.info(self.bucket, meta, _now())  # refuse invalid headers before the first chunk
+        self._context.connection.address(meta_subject(self.bucket, name))  # and names that are too long
         progress = Progress(self.bucket, name, timeout_of(timeout, self._context.timeout_s))
         sending = self._sending(upload, progress)
         began, is_sent = clock.now(), False
@@ -126,70 +125,70 @@ class ObjectStore:
                 with progress.awaited():
                     self._context.run(self._objects.check_chunks(upload), progress.timeout_s)
             is_sent = True
-            return see_through(partial(self._commit, upload, meta, progress))
+            return run_to_completion(partial(self._commit, upload, meta, progress))
         except BaseException as error:
             if not is_sent:
-                see_through(partial(self._abandon, upload, sending, progress))
+                run_to_completion(partial(self._abandon, upload, sending, progress))
             elif is_interrupt(error):
-                # The object may be visible any moment: only doing all of it again tells which chunks nobody needs.
+                # The object may become visible at any moment: only a repeated commit tells which chunks are unused.
                 with suppress(JetSparkError):
                     self._commit(upload, meta, progress)
             raise
 
     def update_meta(self, name: str, meta: ObjectMeta) -> ObjectInfo:
-        """Change what is said about an object, all of it, and its name if ``meta`` has another.
+        """Replace the whole metadata of an object; a new name in ``meta`` renames it.
 
         Raises:
-            ObjectNotFound: There is no such object.
-            KeyExists: There is one of the new name.
-            Conflict: It was replaced, renamed or deleted at the same time; nothing was changed.
-            RequestTimeout: No answer in time. If it was to be renamed, both names may have it: do not delete one, call
-                this again.
+            ObjectNotFound: The object does not exist.
+            KeyExists: The new name belongs to another object.
+            Conflict: The object was replaced, renamed or deleted at the same time; nothing was changed.
+            RequestTimeout: No answer in time. After a rename both names may refer to the object: do not delete either,
+                call this again.
         """
-        return see_through(partial(self._update_meta, name, meta))
+        return run_to_completion(partial(self._update_meta, name, meta))
 
     def delete(self, name: str) -> None:
-        """Delete an object; a mark stays, so that watchers see it.
+        """Delete an object; a delete marker stays, so that watchers see the deletion.
 
         Raises:
-            ObjectNotFound: There is no such object.
+            ObjectNotFound: The object does not exist.
         """
-        see_through(partial(self._delete, name))
+        run_to_completion(partial(self._delete, name))
 
     def add_link(self, name: str, target: ObjectInfo) -> ObjectInfo:
-        """A name that leads to an object, in this bucket or another. Reading follows it.
+        """Create a link to an object, in this bucket or another. Reads follow it.
 
         Raises:
-            KeyExists: There is an object of that name; a link is replaced.
+            KeyExists: The name belongs to an object; an existing link is replaced.
         """
         return self._add_link(name, link_to(target))
 
     def add_bucket_link(self, name: str, bucket: str) -> ObjectInfo:
-        """A name that leads to a whole bucket; see :attr:`ObjectInfo.link`. It cannot be read.
+        """Create a link to a whole bucket, which cannot be read; see :attr:`ObjectInfo.link`.
 
         Raises:
-            KeyExists: There is an object of that name; a link is replaced.
+            KeyExists: The name belongs to an object; an existing link is replaced.
         """
         return self._add_link(name, ObjectLink(bucket=check_bucket(bucket)))
 
     def seal(self) -> None:
-        """Make the bucket read-only, for ever."""
+        """Make the bucket read-only, permanently."""
         self._stream.seal()
 
     def purge_orphans(self, older_than: float = 3600.0) -> int:
-        """Remove chunks that belong to no object: what a put left whose process died. Returns how many.
+        """Remove chunks that belong to no object, left by puts whose process died. Returns how many were removed.
 
-        Chunks are kept if some of the same object are younger than ``older_than`` seconds: its put may be under way.
-        Nobody else removes them, and this reads the metadata of every object: call it now and then. A put whose source
-        stands still for longer than ``older_than`` finds out that its chunks are gone, and fails, if that is 60 seconds
-        or more.
+        Chunks are kept while one of the same put is younger than ``older_than`` seconds, because the put may still be
+        running. No other call removes orphans. This one reads the metadata of every object, so call it occasionally.
+        A put whose source yields nothing for longer than ``older_than`` loses its chunks; it detects that and fails if
+        ``older_than`` is 60 seconds or more.
 
         Raises:
-            RequestTimeout: Nothing came for as long as the context's ``timeout``; some may be removed.
-            StreamRecreated: The bucket was deleted and made again in the middle.
+            RequestTimeout: Nothing arrived for as long as the context's ``timeout``; some chunks may be removed.
+            StreamRecreated: The bucket was deleted and re-created during the call.
         """
         limit = _now() - datetime.timedelta(seconds=seconds("older_than", older_than))
-        # Chunks first: an object that becomes visible in between is then seen to own them.
+        # List the chunks first: an object that becomes visible in between then counts as their owner.
         state = (self._stream.info(subjects_filter=chunk_subject(self.bucket, ">"))).state
         owned = {
             chunk_subject(self.bucket, info.nuid) for info in self._present("purge_orphans") if not info.is_deleted
@@ -199,7 +198,7 @@ class ObjectStore:
             try:
                 last = self._stream.get_message(last_for=subject, direct=False)
             except MessageNotFound:
-                continue  # removed meanwhile by the put that sent them
+                continue  # removed in the meantime by the put that sent them
             if last.timestamp < limit:
                 removed += self._stream.purge(subject=subject, up_to_sequence=last.sequence)
         return removed
@@ -207,23 +206,23 @@ class ObjectStore:
     # ---- reading -----------------------------------------------------------------------------------------------
 
     def info(self, name: str, *, include_deleted: bool = False) -> ObjectInfo:
-        """Size, digest and metadata of an object; a link's are its own.
+        """Size, digest and metadata of an object, or of a link itself.
 
         Raises:
-            ObjectNotFound: There is no such object.
+            ObjectNotFound: The object does not exist.
         """
         return self._context.run(self._objects.info(name, include_deleted=include_deleted))
 
     def get_bytes(self, name: str) -> bytes:
-        """The whole object, checked. Prefer :meth:`get_file` or :meth:`chunks` for one that may not fit into memory.
+        """Return the whole object, checked. Use :meth:`get_file` or :meth:`chunks` for objects larger than memory.
 
         Raises:
-            ObjectNotFound: There is no such object.
-            DigestMismatch: The bytes in the bucket are not those that were put.
+            ObjectNotFound: The object does not exist.
+            DigestMismatch: The stored bytes do not match the digest of the put.
         """
         for attempt in range(READ_ATTEMPTS):
             reader, info = self._resolve(name)
-            # Joining a list of chunks would need twice the memory, all of it new: that took 40 % of the time.
+            # Joining a list of chunks would need twice the memory, freshly allocated: that took 40 % of the time.
             whole = io.BytesIO()
             try:
                 with closing(reader.read(info)) as chunks:
@@ -238,12 +237,12 @@ class ObjectStore:
     def get_file(self, name: str, target: str | os.PathLike[str] | BinaryWriter) -> ObjectInfo:
         """Write an object to a file.
 
-        A path gets the whole object, checked, in one moment, or is left as it is. A file opened in binary mode is
+        A path is replaced atomically by the whole, checked object, or stays unchanged. A file opened in binary mode is
         written to as the chunks come; after an error it has a part of the object.
 
         Raises:
-            ObjectNotFound: There is no such object.
-            DigestMismatch: The bytes in the bucket are not those that were put.
+            ObjectNotFound: The object does not exist.
+            DigestMismatch: The stored bytes do not match the digest of the put.
         """
         if not isinstance(target, str | os.PathLike):
             if isinstance(target, type) or not callable(getattr(target, "write", None)):
@@ -266,23 +265,23 @@ class ObjectStore:
         raise AssertionError("unreachable")
 
     def chunks(self, name: str) -> Iterator[bytes]:
-        """The content, piece by piece. The pieces count only when the iteration ends without an error.
+        """Yield the content in pieces. They are valid only if the iteration ends without an error.
 
         Raises:
-            ObjectNotFound: There is no such object.
-            DigestMismatch: The bytes in the bucket are not those that were put, or the object was replaced meanwhile.
+            ObjectNotFound: The object does not exist.
+            DigestMismatch: The stored bytes do not match the digest of the put, or the object was replaced while it was
+                read.
         """
         reader, info = self._resolve(name)
         with closing(reader.read(info)) as chunks:
             yield from chunks
 
     def list(self) -> Iterator[ObjectInfo]:
-        """Every object, links included, each once. Their names are kept in memory meanwhile.
+        """List all objects and links, each once. Memory grows with the names listed so far.
 
         Raises:
-            RequestTimeout: Nothing came for as long as the context's ``timeout``; the listing as a whole may take
-                longer.
-            StreamRecreated: The bucket was deleted and made again in the middle.
+            RequestTimeout: Nothing arrived for as long as the context's ``timeout``; the whole listing may take longer.
+            StreamRecreated: The bucket was deleted and re-created during the call.
         """
         seen: set[str] = set()
         with closing(self._present("list")) as infos:
@@ -304,21 +303,21 @@ class ObjectStore:
     def watch(
         self, *, initial_marker: bool = False, updates_only: bool = False, ignore_deletes: bool = False
     ) -> Iterator[ObjectInfo | None]:
-        """Every object there is, then every change, for ever.
+        """Yield all present objects, then every change, without end.
 
-        Survives reconnects and restarts. Of an object that changes several times while nobody looks only the last
-        change is seen.
+        Survives reconnects and restarts. When an object changes several times between two reads, only the last change
+        is yielded.
 
         Args:
-            initial_marker: Yield None once, where the present ends and changes begin.
+            initial_marker: Yield None once, between the present objects and the changes.
             updates_only: Begin with the next change.
             ignore_deletes: Leave out deletions.
 
         Raises (while iterating):
-            StreamNotFound: The bucket was deleted; found out at once as a rule, and within 11 seconds.
-            StreamRecreated: The bucket was deleted and made again. The entries shown so far are of the old one:
-                forget them, and watch again.
-            RequestTimeout: No answer within the context's ``timeout`` when the watch was to begin.
+            StreamNotFound: The bucket was deleted; usually detected at once, and within 11 seconds.
+            StreamRecreated: The bucket was deleted and re-created. The entries yielded so far are from the old one:
+                discard them, and watch again.
+            RequestTimeout: No answer within the context's ``timeout`` at the start of the watch.
         """
         options = watch_options(self.bucket, updates_only=updates_only)
         return self._watch.changes(options, initial_marker=initial_marker, ignore_deletes=ignore_deletes)
@@ -338,7 +337,7 @@ class ObjectStore:
                 stored = self._context.run(committing, patience.left_s(clock.now(), progress.timeout_s))
                 break
             except (RequestTimeout, ConnectionLost) as error:
-                # Perhaps it is stored, perhaps it will be: removing its chunks now would leave a damaged object.
+                # The metadata may be stored already, or still become so: without its chunks the object would be broken.
                 patience.check(clock.now(), error)
                 if attempt == COMMIT_ATTEMPTS - 1:
                     raise
@@ -349,20 +348,20 @@ class ObjectStore:
             self._purge(upload.replaced_nuid)
         return stored
 
-    def _sending(self, upload: Upload, progress: Progress) -> Sending | FastSending:
+    def _sending(self, upload: Upload, progress: Progress) -> ChunkWriter | FastChunkWriter:
         subject = chunk_subject(self.bucket, upload.nuid)
         config = known_config(self._stream)
         options = fast_options(config, upload, self._context.client.max_payload_bytes, progress.timeout_s)
         if options is None:
-            return Sending(self._context, subject, progress)
+            return ChunkWriter(self._context, subject, progress)
         check = self._objects.check_chunks(upload)
-        return FastSending(self._context, subject, progress, FastPublisherOptions(**options), check)
+        return FastChunkWriter(self._context, subject, progress, FastPublisherOptions(**options), check)
 
-    def _abandon(self, upload: Upload, sending: Sending | FastSending, progress: Progress) -> None:
+    def _abandon(self, upload: Upload, sending: ChunkWriter | FastChunkWriter, progress: Progress) -> None:
         timeout_s = self._context.timeout_s
-        settle_s = progress.settle_s(timeout_s)
+        settle_s = progress.in_flight_wait_s(timeout_s)
         deadline = clock.now() + settle_s
-        if sending.settle(settle_s):
+        if sending.wait_for_outcome(settle_s):
             self._purge(upload.nuid, progress.clean_up_s(timeout_s, deadline - clock.now()))
 
     def _delete(self, name: str) -> None:
@@ -371,7 +370,7 @@ class ObjectStore:
             nuid = self._context.run(self._objects.delete(name))
             self._purge(nuid, max(0.0, deadline - clock.now()))
         except BaseException as error:
-            if is_interrupt(error):  # its chunks may be nobody's by now
+            if is_interrupt(error):  # its chunks may be orphaned by now
                 with suppress(JetSparkError):
                     self._purge(self._context.run(self._objects.finish_delete(name)))
             raise
@@ -380,18 +379,18 @@ class ObjectStore:
         try:
             return self._context.run(self._objects.update_meta(name, meta))
         except BaseException as error:
-            if is_interrupt(error) and meta.name != name:  # both names may have its chunks
+            if is_interrupt(error) and meta.name != name:  # both names may refer to its chunks
                 with suppress(JetSparkError):
                     self._context.run(self._objects.finish_rename(name, meta.name))
             raise
 
     def _purge(self, nuid: str, timeout: float | None = None) -> None:
-        """Remove chunks nobody refers to. Should that fail, all is well but for the space they take."""
+        """Remove unused chunks. A failure is logged only: it wastes space and does no other harm."""
         try:
             self._context.run(self._objects.purge_chunks(nuid), timeout)
         except JetSparkError as error:
             _logger.warning(
-                "chunks %s are left in bucket %r (purge_orphans removes them): %s", nuid, self.bucket, error
+                "bucket %r: chunks %s not purged (%s); purge_orphans removes them", self.bucket, nuid, error
             )
 
     def _add_link(self, name: str, link: ObjectLink) -> ObjectInfo:
@@ -400,7 +399,7 @@ class ObjectStore:
     # ---- steps of reading --------------------------------------------------------------------------------------
 
     def _resolve(self, name: str) -> tuple[ObjectReader, ObjectInfo]:
-        """The object behind a name, however many links away, and who reads the bucket it is in."""
+        """Follow links from a name to an object; return the reader of its bucket and the object's info."""
         stream, info = self._context.run(resolve(self._objects, name))
         if stream is None:
             return self._reader, info

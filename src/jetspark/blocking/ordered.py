@@ -1,5 +1,5 @@
 # Generated from aio/ordered.py by tools/unasync.py; edit that file.
-"""Ordered consumers from threads. What to do about each message is decided in :mod:`jetspark.jetstream.ordered`."""
+"""Ordered consumers from threads. :mod:`jetspark.jetstream.ordered` decides; this module adds waiting."""
 
 from __future__ import annotations
 
@@ -37,8 +37,9 @@ T = TypeVar("T")
 class OrderedConsumer:
     """Reads a stream in order, without acknowledgements, through reconnects, restarts and leader changes.
 
-    Never skips, repeats or reorders what the stream still has, and never goes on in another stream of the same name.
-    Make one with :meth:`Stream.ordered_consumer`; each call of :meth:`messages` begins where the options say.
+    Messages that the stream still has are never skipped, repeated or reordered. A re-created stream of the same name is
+    an error, not a continuation. Make one with :meth:`Stream.ordered_consumer`; each call of :meth:`messages` starts at
+    the position given by the options.
     """
 
     def __init__(self, context: DriverContext, stream_name: str, options: OrderedOptions) -> None:
@@ -47,21 +48,21 @@ class OrderedConsumer:
         self.options = options
 
     def messages(self, *, stored_only: bool = False) -> Iterator[JetStreamMessage]:
-        """Every message, then every new one as it comes; ends only when the connection is closed.
+        """Yield the stored messages, then every new one as it arrives; ends only when the connection is closed.
 
-        With ``stored_only`` it ends after those that were stored when it began, and raises ``RequestTimeout`` also when
-        nothing came for as long as the context's ``timeout``.
+        With ``stored_only`` the iteration ends after the messages that were stored at its start. It then also raises
+        ``RequestTimeout`` when nothing arrived for as long as the context's ``timeout``.
 
         At most 16,384 messages and 16 MiB are received ahead of the reader, or ``max_pending_messages`` and
-        ``max_pending_bytes`` of the connection if those are lower; a single larger message comes all the same.
+        ``max_pending_bytes`` of the connection if those are lower. A single larger message is still delivered.
 
-        Once it has begun it waits for a server that is away for as long as that takes.
+        After the first consumer was created, an outage of the server is waited out without a time limit.
 
         Raises:
-            StreamNotFound: There is no such stream, or no more; found out at once as a rule, and within 11 seconds.
-            StreamRecreated: The stream was deleted, and there is another of its name.
-            StreamWentBack: The stream lost messages that were read, as one that is restored or kept in memory may.
-            RequestTimeout: No answer within the context's ``timeout`` when it was to begin.
+            StreamNotFound: The stream does not exist or was deleted; usually detected at once, and within 11 seconds.
+            StreamRecreated: The stream was deleted and re-created.
+            StreamWentBack: The stream lost messages that were read, as a restored or in-memory stream may.
+            RequestTimeout: No answer within the context's ``timeout`` at the start.
         """
         listing = f"messages of stream {self.stream_name!r}" if flag("stored_only", stored_only) else ""
         reading = Reading(self._context, self.stream_name, self.options, listing=listing)
@@ -69,16 +70,16 @@ class OrderedConsumer:
             while messages := reading.some(until_idle=stored_only):
                 messages.reverse()
                 while messages:
-                    yield messages.pop()  # it keeps none: what was read can go while it is at hand
+                    yield messages.pop()  # keep no reference, so that messages are freed as soon as they are handled
         finally:
             reading.close()
 
 
 class Reading:
-    """One pass over a stream: the present consumer, and the next one when that is lost.
+    """One pass over a stream, over as many consecutive consumers as needed.
 
-    ``listing`` names what is read by somebody who wants to see its end: then going on for longer than the context's
-    time-out without any progress is an error. Without it one waits for ever, once there was a first consumer.
+    ``listing`` names a bounded read for error messages. A bounded read fails after the context's time-out without
+    progress. An unbounded one waits without a limit, once its first consumer was created.
     """
 
     def __init__(self, context: DriverContext, stream_name: str, options: OrderedOptions, *, listing: str = "") -> None:
@@ -91,36 +92,36 @@ class Reading:
         self._ready: deque[JetStreamMessage] = deque()
         self._is_given_up = False
         self.initial_pending: int | None = None
-        """How many messages were waiting when the first consumer was made."""
+        """Messages pending when the first consumer was created."""
 
     @property
     def is_caught_up(self) -> bool:
-        """Everything that was there when this began was read."""
+        """All messages that were stored at the start were read."""
         return self._reader.is_caught_up and not self._ready
 
     def start(self) -> None:
-        """Make the first consumer now, not at the first message."""
+        """Create the first consumer now, not at the first message."""
         if self._source is None:
             self._restart(self._patience())
 
     def next(self, *, until_idle: bool = False) -> JetStreamMessage | None:
         """The next message; None when the connection is closed, which is an error in a listing.
 
-        With ``until_idle`` also None when everything was read that was there at first, or the server has nothing more.
+        With ``until_idle`` also None when the messages stored at the start were read, or the server has no more.
         """
         if not self._ready:
             self._ready.extend(self.some(until_idle=until_idle))
         return self._ready.popleft() if self._ready else None
 
     def some(self, *, until_idle: bool = False) -> list[JetStreamMessage]:
-        """The next messages, at least one; none where :meth:`next` returns None."""
+        """The next messages, at least one; empty where :meth:`next` returns None."""
         patience = self._patience()
         try:
             while not (until_idle and self._reader.is_caught_up):
                 if self._source is None:
                     self._restart(patience)
                     if not self._listing:
-                        patience = self._patience()  # it has begun: from now on it waits for ever
+                        patience = self._patience()  # the first consumer exists: no time limit from now on
                     continue  # an empty stream has been read already
                 if messages := self._advance(patience):
                     return messages
@@ -132,7 +133,7 @@ class Reading:
     def close(self) -> None:
         try:
             self._drop()
-        finally:  # An interrupt can be in the way of one of them; when the first is done, the second has nothing to do.
+        finally:  # repeated, because an interrupt can prevent the first call; otherwise the second does nothing
             self._drop()
 
     def _patience(self) -> Patience:
@@ -141,7 +142,7 @@ class Reading:
         return Patience(what, self._context.timeout_s if is_bounded else None, clock.now())
 
     def _advance(self, patience: Patience) -> list[JetStreamMessage]:
-        """Do what the flow wants next; returns messages if that is to hand some out."""
+        """Perform the flow's next step; returns messages if the step hands some out."""
         source, flow = self._source, self._flow
         assert source is not None
         flow.deadline = patience.give_up_at
@@ -151,7 +152,7 @@ class Reading:
         except ConnectionClosed:
             if self._client.is_closed:
                 raise
-            step = None  # only the subscription is over
+            step = None  # only the subscription has ended
         if isinstance(step, int):
             with self._context.link.lock:
                 return flow.take(step)
@@ -201,23 +202,23 @@ class Reading:
             raise
 
     def _drop(self) -> None:
-        """Give the present consumer up; the server would forget it by itself, only later."""
+        """Delete the present consumer; otherwise the server would keep it until it expires."""
         source = self._source
         if source is None or self._client.is_closed:
             return
         source.leave()
-        self._source = None  # not before: interrupted, it is done again
+        self._source = None  # only now, so that an interrupted call is repeated
         if self._client.is_connected:
             try:
                 operation = self._context.api.delete_consumer(self._stream_name, self._consumer)
-                # One who did not answer before will not do so now.
+                # A server that did not answer before is not waited for now.
                 self._context.run(operation, 0.0 if self._is_given_up else CLEAN_UP_TIMEOUT_S)
             except JetSparkError:
                 pass  # gone already, or about to be
 
 
 class Watch(Generic[T]):
-    """The entries of a bucket: its stream read in order, and each message made an entry."""
+    """The entries of a bucket, made from the messages of its stream in order."""
 
     def __init__(
         self,
@@ -230,7 +231,7 @@ class Watch(Generic[T]):
         self._entry_of, self._is_deletion = entry_of, is_deletion
 
     def changes(self, options: OrderedOptions, *, initial_marker: bool, ignore_deletes: bool) -> Iterator[T | None]:
-        """Those there are, then None if ``initial_marker``, then every change, until the connection is closed."""
+        """Yield the present entries, then None if ``initial_marker``, then every change until the connection closes."""
         flag("initial_marker", initial_marker)
         flag("ignore_deletes", ignore_deletes)
         reading = Reading(self._context, self._stream_name, options)
@@ -253,7 +254,7 @@ class Watch(Generic[T]):
             reading.close()
 
     def present(self, options: OrderedOptions, listing: str) -> Generator[T, None, None]:
-        """Those there are, and no more; ``listing`` is what an error calls it."""
+        """Yield the present entries and end; ``listing`` names the read in errors."""
         reading = Reading(self._context, self._stream_name, options, listing=listing)
         try:
             while (message := reading.next(until_idle=True)) is not None:

@@ -32,8 +32,8 @@ class WindowedPublisher(WindowBase):
 
     * :class:`~jetspark.ServerError`, :class:`~jetspark.JetStreamUnavailable` (no stream stores the subject, or it has
       no leader), :class:`~jetspark.PermissionDenied`: nothing was stored;
-    * :class:`~jetspark.ConnectionLost`: the session ended after the message had left. Those that had not left are
-      sent after the reconnect, and their futures go on;
+    * :class:`~jetspark.ConnectionLost`: the session ended after the message was sent. Unsent messages are sent after
+      the reconnect, and their futures stay pending;
     * :class:`~jetspark.RequestTimeout`: no answer within ``ack_timeout`` seconds of a session;
     * :class:`~jetspark.ConnectionClosed`, or the error that ended the connection.
 
@@ -58,7 +58,7 @@ class WindowedPublisher(WindowBase):
     def publish(
         self, subject: str, data: bytes = b"", headers: HeadersLike | None = None, timeout: float | None = None
     ) -> AckFuture:
-        """Send a message; the future tells what became of it.
+        """Send a message and return the future of its acknowledgement.
 
         When this raises, the message is not sent. It waits for room, at most ``timeout`` seconds; None
         waits as long as the connection lasts.
@@ -66,8 +66,8 @@ class WindowedPublisher(WindowBase):
         Raises:
             RequestTimeout: There was no room within ``timeout``.
             InvalidSubject, InvalidHeader, PayloadTooLarge: Before anything is sent.
-            WindowFull: ``when_full="raise"``, and ``max_outstanding`` messages wait.
-            BufferFull: The network takes no more and the connection's ``when_full="raise"``.
+            WindowFull: ``when_full="raise"``, and ``max_outstanding`` messages their acknowledgement.
+            BufferFull: The send buffer is full and the connection has ``when_full="raise"``.
             ConnectionClosed: After ``close`` or ``drain``.
         """
         link, runner = self._link, self._runner
@@ -76,7 +76,7 @@ class WindowedPublisher(WindowBase):
         with link.lock:
             if (
                 runner.due_at is None
-            ):  # not for each message: the alarm stands at the oldest one's deadline, or before it
+            ):  # not for each message: the alarm is set for the oldest message's deadline or earlier
                 runner.attach()
                 runner.wake_at(self._now() + self._window.ack_timeout_s)
             try:
@@ -97,7 +97,7 @@ class WindowedPublisher(WindowBase):
     def _publish_later(
         self, future: AckFuture, subject: str, data: bytes, headers: HeadersLike | None, deadline: float | None
     ) -> None:
-        """There was no room: in the window, or in the connection's buffer."""
+        """Wait for room in the window and in the connection's buffer, then publish."""
         attempt = partial(self._attempt, future, subject, data, headers)
         while not when_there_is_room(self._link, attempt, deadline):
             self._window.check_may_wait()
@@ -106,10 +106,11 @@ class WindowedPublisher(WindowBase):
             self._runner.wait(deadline, self._room)
 
     def complete(self, timeout: float | None = None) -> None:
-        """Return when nothing is outstanding. What became of each message is in its future, and only there.
+        """Return when no acknowledgement is outstanding. The outcome of each message is in its future only.
 
         Raises:
-            RequestTimeout: Some still are after ``timeout`` seconds (None waits as long as ``ack_timeout`` lets it).
+            RequestTimeout: Acknowledgements are outstanding after ``timeout`` seconds (None waits until all have come
+                or passed their ``ack_timeout``).
         """
         check_timeout(timeout)
         deadline = None if timeout is None else self._link.deadline(timeout)

@@ -17,11 +17,11 @@ __all__ = ["PushMessages"]
 
 
 class PushMessages:
-    """What a push consumer sends, without end: an iterator, and a context manager that ends it cleanly.
+    """The messages of a push consumer, without end: an iterator and a context manager.
 
-    The server decides the pace. With ``flow_control`` it waits for us to keep up; without it a reader too slow for the
-    subscription's bounds loses messages, which come again after ``ack_wait_s``. Members of a ``deliver_group`` share
-    the messages.
+    The server decides the pace. With ``flow_control`` it waits for slow readers. Without it, messages beyond the
+    subscription's bounds are dropped, and redelivered after ``ack_wait_s``. Members of a ``deliver_group`` share the
+    messages. Leaving the context manager unsubscribes and returns unread messages to the server.
     """
 
     def __init__(self, context: DriverContext, info: ConsumerInfo) -> None:
@@ -39,7 +39,7 @@ class PushMessages:
         self.close()
 
     def close(self) -> None:
-        """Stop, and give back the messages that were received and not handed out."""
+        """Stop, and return the messages that were received and not yielded to the server."""
         subscription, self._subscription = self._subscription, None
         if subscription is None or self._context.client.is_closed:
             return
@@ -52,7 +52,7 @@ class PushMessages:
                 if message.status is None:
                     message.nak()
         except JetSparkError:
-            pass  # the connection is gone: they come again when their ack_wait is over
+            pass  # the connection is gone: the messages are redelivered after their ack_wait
 
     def _subscribe(self) -> Subscription:
         if self._subscription is None:

@@ -1,5 +1,5 @@
 # Generated from aio/source.py by tools/unasync.py; edit that file.
-"""Where pulled messages arrive, from threads. What to ask for and when is decided in :mod:`jetspark.jetstream.pull`."""
+"""The receiving end of a pull consumer, from threads. :mod:`jetspark.jetstream.pull` decides what to request when."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import logging
 from collections.abc import Callable
 from functools import partial
 
-from jetspark.blocking.arrivals import Arrivals
 from jetspark.blocking.context import DriverContext
 from jetspark.blocking.link_calls import drain, when_there_is_room
+from jetspark.blocking.message_condition import MessageCondition
 from jetspark.blocking.stream_message import JetStreamMessage
 from jetspark.blocking.transport import Link
 from jetspark.errors import BufferFull, ConnectionClosed, JetSparkError
@@ -27,15 +27,15 @@ class SourceReader(SourceReaderBase[JetStreamMessage]):
     """The reader of a source's subscription."""
 
     def read_up(self, deadline: float) -> bool:
-        """A drain does not wait for readers here: what they leave unread is delivered again."""
+        """Return at once: a drain need not wait, because unread messages are redelivered."""
         return True
 
 
 class Source(SourceBase[JetStreamMessage]):
-    """One puller with its subscription, and those who wait for its messages."""
+    """One puller with its subscription; readers wait here for its messages."""
 
     _link: Link
-    _arrivals: Arrivals
+    _arrivals: MessageCondition
 
     def __init__(
         self,
@@ -49,29 +49,29 @@ class Source(SourceBase[JetStreamMessage]):
             info,
             context.api.prefix,
             make_puller,
-            arrivals=Arrivals(context.link),
+            arrivals=MessageCondition(context.link),
             reader_class=SourceReader,
             message_class=JetStreamMessage,
         )
 
     def perform(self, reader: Fetch[JetStreamMessage] | Flow[JetStreamMessage]) -> Wait | int | None:
-        """A step of a reader's, with the asking and waiting it wants; returns what step it was."""
+        """Perform a reader's next step, with its pull requests and waiting; returns the step."""
         has_asked = False
         with self._link.lock:
             if self.state.pending or self.state.is_finished:
-                # Read by another thread, which has not come to passing it on. Were we to wait for the network now, its
-                # waking us would go unnoticed.
+                # Another thread has read messages and not delivered them yet. A wait for the network would miss its
+                # wake-up.
                 self.on_arrival()
             try:
                 while isinstance(step := reader.step(self._now(), self.session), Ask):
                     has_asked = True
                     self._send(step, reader.deadline)
-                # One that was closed while it asked has woken those who wait already.
+                # A source that was closed during the request has notified its waiters already.
                 if not isinstance(step, Wait) or (self._is_closed and isinstance(reader, Flow)):
                     return step
                 waiting = self._arrivals.begin()
             finally:
-                # At once, with the acks gathered so far: a reader that never pauses would hold the question back.
+                # Flush now, with the acks gathered so far: a reader that never pauses would delay the request.
                 if has_asked:
                     self._link.flush()
         if not self._arrivals.wait(waiting, step.until):
@@ -80,7 +80,7 @@ class Source(SourceBase[JetStreamMessage]):
         return step
 
     def _send(self, ask: Ask, deadline: float | None) -> None:
-        """Ask, unless there is no room for the question until the deadline."""
+        """Send a pull request, unless there is no room in the send buffer until the deadline."""
         publish, subject = self._connection.publish, self.puller.subject
         if ask.acknowledges is not None:
             subject = ask.acknowledges.reply
@@ -92,13 +92,13 @@ class Source(SourceBase[JetStreamMessage]):
             if ask.acknowledges is not None:
                 mark_answered(ask.acknowledges)
         except TimeoutError:
-            self.puller.take_back(ask)
+            self.puller.withdraw(ask)
         except BaseException:
-            self.puller.take_back(ask)
+            self.puller.withdraw(ask)
             raise
 
     def close(self) -> None:
-        """Unsubscribe, and say nak to what nobody took."""
+        """Unsubscribe, and nak the messages that no reader took."""
         with self._link.lock:
             if self._is_closed:
                 return
@@ -109,16 +109,16 @@ class Source(SourceBase[JetStreamMessage]):
             drain(self._link, self.state, self._timeout_s)
             self._give_back()
         except ConnectionClosed:
-            pass  # by its owner, who knows, or for good, which was told; what nobody took comes after its ack_wait
+            pass  # the owner closed it, or the end was reported; unread messages are redelivered after ack_wait
         except JetSparkError as error:
-            _logger.warning("leaving %s: %s", self.puller.subject, error)
+            _logger.warning("pull %s: close failed; unread messages are redelivered: %s", self.puller.subject, error)
         except BaseException:
             self._leave_at_once()
             raise
 
     def _let_finish(self) -> None:
-        """Until the server has sent what it was asked for: what is on its way when it hears UNSUB would be lost until
-        ack_wait is over."""
+        """Wait for the messages of outstanding pull requests: those in transit at the UNSUB would be redelivered only
+        after ack_wait."""
         puller, state = self.puller, self.state
         give_up_at = self._now() + LEAVING_S
         while puller.owed and self._connection.is_connected and self._now() < give_up_at:

@@ -20,7 +20,7 @@ NO_LOCK = nullcontext()
 def run_steps(run: StepRun[S, R], perform: Callable[[S], Any], *, lock: AbstractContextManager[Any] = NO_LOCK) -> R:
     """Perform the steps of ``run``, from its present one, and return the procedure's result.
 
-    ``lock`` is held while the procedure decides, and not while a step is performed.
+    ``lock`` is held while the procedure runs, but not while a step is performed.
     """
     try:
         if run.step is None:

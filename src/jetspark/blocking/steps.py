@@ -1,5 +1,5 @@
 # Generated from aio/steps.py by tools/unasync.py; edit that file.
-"""Running procedures from threads: what a step of :mod:`jetspark.publish.steps` asks for is done here."""
+"""Running procedures from threads: this module performs the steps of :mod:`jetspark.publish.steps`."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class ProcedureRunner:
     """Runs procedures on a JetStream context, one at a time."""
 
     def __init__(self, js: JetStream | None = None, *, renew: Callable[[], JetStream] | None = None) -> None:
-        """Give a context, or a function that returns one that is open, which is called where a procedure connects."""
+        """Pass a context, or a function that returns an open one; procedures call it when they connect."""
         self._context = None if js is None else context_of(js)
         self._renew = renew
         self._meaning = partial(meaning, renews=renew is not None)
@@ -67,7 +67,7 @@ class ProcedureRunner:
         return run_steps(StepRun(procedure), self._perform)
 
     def pieces(self, reading: Pieces) -> Generator[list[Any], None, None]:
-        """Read to the end, and close the reading however the loop is left."""
+        """Read to the end; closes the reading even if the caller leaves the loop early."""
         try:
             while (piece := self.run(reading.next())) is not None:
                 yield piece
@@ -138,15 +138,15 @@ class ProcedureRunner:
 
     def _pull(self, step: Pull) -> list[Any]:
         assert isinstance(step.source, Source)
-        return step.source.puller.take_out(step.source.perform(step.reader))
+        return step.source.puller.pop_messages(step.source.perform(step.reader))
 
     def _close_pull(self, step: ClosePull) -> None:
         source, info, context = step.source, step.info, self._connected
         assert isinstance(source, Source)
-        source.puller.release()  # nothing is owed an acknowledgement, so nothing has to be waited for
+        source.puller.release()  # the consumer has no acks, so there is nothing to wait for
         source.close()
         if context.client.is_connected:
             try:
                 context.run(context.api.delete_consumer(info.stream_name, info.name), CLEAN_UP_TIMEOUT_S)
             except JetSparkError:
-                pass  # gone already, or about to be
+                pass  # the consumer is deleted already, or will expire

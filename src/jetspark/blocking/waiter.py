@@ -1,8 +1,8 @@
-"""How one thread waits for another, without anything an interrupt could break.
+"""Waiting of one thread for another, in a way that an interrupt cannot break.
 
 A KeyboardInterrupt is raised on the main thread between two bytecodes, and also inside the functions of ``threading``:
 ``Event`` and ``Condition`` are written in Python, and an interrupt at the wrong place leaves their lock held for good.
-What is here uses bare locks only, whose methods are one step each.
+This module uses only bare locks, whose methods are atomic.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any
 
 __all__ = ["LONGEST_SLEEP_S", "Changed", "Waiter"]
 
-# The main thread may be interrupted when it is about to wake others. So nobody sleeps longer than this without looking.
+# An interrupt can stop the main thread before it wakes others. So no thread sleeps longer than this without a check.
 LONGEST_SLEEP_S = 1.0
 
 
 class Waiter:
-    """A future reduced to what a blocking call needs. A bare lock wakes faster than an Event, which is a lock, a
-    condition and a list; request latency is made of such things."""
+    """A minimal future for a blocking call. A bare lock wakes faster than an ``Event``, which consists of a lock, a
+    condition and a list; the difference shows in request latency."""
 
     __slots__ = ("_done", "_error", "_result")
 
@@ -42,25 +42,25 @@ class Waiter:
         try:
             self._done.release()
         except RuntimeError:
-            pass  # told twice: events that were interrupted on their way are passed on again
+            pass  # resolved twice: events whose delivery was interrupted are delivered again
 
     def done(self) -> bool:
         return not self._done.locked()
 
     def look(self, timeout_s: float) -> bool:
-        """Whether it is done within the time; it stays done for others."""
+        """Wait; True when done within ``timeout_s``. Other waiters still see it as done."""
         if not self._done.acquire(timeout=max(timeout_s, 0)):
             return False
         self._finish()
         return True
 
     def wait(self, timeout_s: float) -> Any:
-        """The result, once.
+        """Wait for the result and return it; only one call receives it.
 
         Raises:
-            TimeoutError: It was not there in time.
+            TimeoutError: No result within ``timeout_s``.
         """
-        # A negative timeout would mean "for ever" to a lock.
+        # A negative timeout would mean an unlimited wait to a lock.
         if not self._done.acquire(timeout=min(max(timeout_s, 0), threading.TIMEOUT_MAX)):
             raise TimeoutError
         if self._error is not None:
@@ -69,7 +69,8 @@ class Waiter:
 
 
 class Changed:
-    """A condition: threads that hold ``lock`` give it up until another one says that something has changed."""
+    """A condition variable: threads that hold ``lock`` release it and wait until another one calls
+    :meth:`notify_all`."""
 
     def __init__(self, lock: Any) -> None:
         self._lock = lock
@@ -79,9 +80,9 @@ class Changed:
         return len(self._waiters)
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Until something has changed; False when the time is up, or earlier: look, and wait again.
+        """Wait for :meth:`notify_all`; False after ``timeout_s`` or earlier, so check the condition and wait again.
 
-        The lock is given up meanwhile, and is held once afterwards.
+        The lock is released during the wait, and held exactly once afterwards.
         """
         lock, is_mine, waiter = self._lock, self._lock._is_owned, threading.Lock()
         once = (1, threading.get_ident())
@@ -92,7 +93,7 @@ class Changed:
             lock._release_save()
             return waiter.acquire(timeout=longest_s)
         finally:
-            # Twice: an interrupt can be in the way of one of them.
+            # Twice, because an interrupt can prevent the first attempt.
             try:
                 if not is_mine():
                     lock._acquire_restore(once)
@@ -103,7 +104,7 @@ class Changed:
                 self._waiters.remove(waiter)
 
     def wait_for(self, is_so: Callable[[], object], timeout_s: float | None = None) -> bool:
-        """Until ``is_so``; False when it is not within the time."""
+        """Wait until ``is_so`` returns a true value; False after ``timeout_s``."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while not is_so():
             left_s = None if deadline is None else deadline - time.monotonic()
@@ -113,7 +114,7 @@ class Changed:
         return True
 
     def notify_all(self) -> None:
-        """With the lock."""
+        """Wake all waiters. Called with the lock."""
         if self._waiters:
             waiters, self._waiters = self._waiters, []
             for waiter in waiters:

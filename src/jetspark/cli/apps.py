@@ -1,4 +1,4 @@
-"""What commands about applications share: finding the application, and the server."""
+"""Functions that commands about applications share: finding the application, and connecting to the server."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ __all__ = [
 T = TypeVar("T")
 
 EXIT_DIFFERENCE = 3
-"""Exit code of a command that found a difference, or a rule that is not kept."""
+"""Exit code of a command that found a difference, or a broken rule."""
 
 DEFAULT_SERVER = "nats://127.0.0.1:4222"
 
-AppName = Annotated[str, typer.Argument(metavar="MODULE:APP", help="Where the application is, such as orders:app.")]
+AppName = Annotated[str, typer.Argument(metavar="MODULE:APP", help="The application, such as orders:app.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Servers = Annotated[
     str | None,
@@ -56,11 +56,11 @@ Servers = Annotated[
 
 
 def load_app(name: str) -> App:
-    """Import an application; modules of the present folder are found first.
+    """Import an application; modules of the current folder come first.
 
     Raises:
-        ConfigError: There is no such module or application, or importing it failed; the message says what was found,
-            or where it failed.
+        ConfigError: The module or the application was not found, or the import failed. The message has the applications
+            that were found, or the traceback.
     """
     from jetspark.app import App
 
@@ -74,36 +74,38 @@ def load_app(name: str) -> App:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is not None and module_name.startswith(error.name):
-            raise ConfigError(f"{name!r}: there is no module {error.name!r} in {folder} or on Python's path") from error
+            raise ConfigError(
+                f"{name!r}: module {error.name!r} was not found in {folder} or on Python's path"
+            ) from error
         raise ConfigError(_failed_import(name, error)) from error
     except (Exception, SystemExit) as error:
-        # A program that ends itself while it is imported would end the command, with a code of 0 as if all were well.
+        # A module that calls sys.exit would end the command, possibly with code 0.
         raise ConfigError(_failed_import(name, error)) from error
     found = getattr(module, attribute, None)
     if not isinstance(found, App):
         apps = sorted(known for known, value in vars(module).items() if isinstance(value, App))
-        what = "is no App" if found is not None else "is not there"
+        what = "is not an App" if found is not None else "was not found"
         raise ConfigError(f"{name!r}: {attribute!r} {what}; apps in {module_name}: {', '.join(apps) or 'none'}")
     return found
 
 
 def _failed_import(name: str, error: BaseException) -> str:
-    """The user's part of a traceback: of Python's import and of JetSpark there is nothing to learn for them."""
+    """The traceback without the frames of Python's import machinery and of JetSpark."""
     ours = str(Path(jetspark.__file__).parent)
     frames = [
         each
         for each in traceback.extract_tb(error.__traceback__)
         if not each.filename.startswith((ours, "<frozen importlib", importlib.__file__))
     ]
-    told = "".join([*traceback.format_list(frames), *traceback.format_exception_only(error)]).rstrip()
-    return f"{name!r}: importing it failed:\n{told}"
+    trace = "".join([*traceback.format_list(frames), *traceback.format_exception_only(error)]).rstrip()
+    return f"{name!r}: importing it failed:\n{trace}"
 
 
 def with_server(app: str, servers: str | None, work: Callable[[JetStream, App], Coroutine[Any, Any, T]]) -> T:
-    """Do something with an application and a connection.
+    """Run work with an application and a connection.
 
     Raises:
-        TopologyDrift: A stream or bucket that the application declares is not there.
+        TopologyDrift: A stream or bucket that the application declares does not exist.
     """
     from jetspark import connect
 
@@ -122,7 +124,7 @@ def with_server(app: str, servers: str | None, work: Callable[[JetStream, App], 
 
 
 def with_app_client(app: str, servers: str | None, work: Callable[[AppClient], Coroutine[Any, Any, T]]) -> T:
-    """Do something with an application's client; raises as :func:`with_server`."""
+    """Run work with an application's client; raises as :func:`with_server`."""
     from jetspark.app import AppClient
 
     return with_server(app, servers, lambda js, declared: work(AppClient.on(declared, js)))
@@ -132,20 +134,20 @@ def conditions(handler: str | None, where: list[str] | None, fields: Sequence[st
     """The keywords of a choice of dead letters or retries, from ``--handler`` and ``--where``.
 
     Raises:
-        ConfigError: There is no such field, or it was given before, or nothing can have that value.
+        ConfigError: A field is unknown or given twice, or no dead letter can have the value.
     """
-    from jetspark.app.dead_letters.listing import FIELDS, LetterFilter
+    from jetspark.app.dead_letters.listing import FIELDS, DeadLetterFilter
 
     found: dict[str, Any] = {} if handler is None else {"handler": handler}
-    for name, value in LetterFilter.parse(handler, where or [], fields or FIELDS).where:
+    for name, value in DeadLetterFilter.parse(handler, where or [], fields or FIELDS).where:
         if name in found:
-            raise ConfigError(f"--where '{name}={value}': {name} was given before; a dead letter has one")
+            raise ConfigError(f"--where '{name}={value}': {name} is given twice; a dead letter has one")
         found[name] = int(value) if name == "sequence" else value
     return found
 
 
 def _declared_streams(app: App) -> set[str]:
-    """The names of what `jetspark apply` makes; a bucket is the stream that it is."""
+    """The names of the streams that `jetspark apply` creates, those of buckets included."""
     topology = app.topology()
     return {each.name for each in topology.streams} | {f"KV_{each.bucket}" for each in topology.buckets}
 

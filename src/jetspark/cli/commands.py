@@ -9,14 +9,16 @@ import typer
 from jetspark.cli.bench import bench
 from jetspark.cli.demo import demo
 from jetspark.cli.dlq import dlq
-from jetspark.cli.reconcile import reconcile_entities
-from jetspark.cli.replay import list_replays, rebuild_projection, replay_projection, verify_projection
+from jetspark.cli.option_groups import with_groups
+from jetspark.cli.rebuild import rebuild, verify
+from jetspark.cli.reconcile import reconcile
+from jetspark.cli.replay import replay, replays
 from jetspark.cli.retry import retry
-from jetspark.cli.run import run_workers
+from jetspark.cli.run import run
 from jetspark.cli.schema import schema
 from jetspark.cli.server import server
 from jetspark.cli.topology import apply, check, plan
-from jetspark.cli.what_if import compare_workflow
+from jetspark.cli.what_if import what_if
 from jetspark.cli.workflow import workflow
 from jetspark.core.version import VERSION
 
@@ -46,15 +48,8 @@ def jetspark(
     """Event streams in, Spark through, state out."""
 
 
-for command in (apply, bench, check, demo, plan, server):
-    app.command()(command)
-app.command("rebuild")(rebuild_projection)
-app.command("reconcile")(reconcile_entities)
-app.command("replay")(replay_projection)
-app.command("replays")(list_replays)
-app.command("run")(run_workers)
-app.command("verify")(verify_projection)
-app.command("what-if")(compare_workflow)
+for command in (apply, bench, check, demo, plan, server, rebuild, reconcile, replay, replays, run, verify, what_if):
+    app.command(command.__name__.replace("_", "-"))(with_groups(command))
 app.add_typer(dlq)
 app.add_typer(retry)
 app.add_typer(workflow)

@@ -1,7 +1,7 @@
 """Contexts of the ``nats`` command line: which server, and how to connect to it.
 
-Everything that a context says is used, or refused by name: a setting that is ignored in silence connects to another
-place, or with fewer checks, than its owner thinks.
+Each setting of a context is used, or refused by name. An ignored setting could connect to another server, or with fewer
+checks, than the user expects.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from jetspark.errors import ConfigError
 
 __all__ = ["context_options"]
 
-# Of the command line itself.
+# Settings of the nats command line itself.
 _IGNORED = {"description", "color_scheme"}
-# Those that a connection calls the same.
+# Settings with the same name in a connection's options.
 _SAME = {"inbox_prefix", "jetstream_domain"}
 _CONNECTION = {"url"} | _SAME
 _TLS = {"ca": "ca_file", "cert": "cert_file", "key": "key_file"}
@@ -38,7 +38,7 @@ def context_options() -> dict[str, Any]:
     """The arguments for ``connect`` of the context that ``NATS_CONTEXT`` names, or that is selected; empty without one.
 
     Raises:
-        ConfigError: It cannot be read, or has something that cannot be used.
+        ConfigError: The context cannot be read, or has a setting that cannot be used.
     """
     folder = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "nats"
     name = os.environ.get("NATS_CONTEXT", "").strip() or _selected(folder)
@@ -50,7 +50,7 @@ def context_options() -> dict[str, Any]:
         if not isinstance(context, dict):
             raise ConfigError("expected a JSON object")
         return _options({key: value for key, value in context.items() if value})
-    except (OSError, ValueError) as error:  # ConfigError is a ValueError, too
+    except (OSError, ValueError) as error:  # ConfigError is a ValueError
         raise ConfigError(f"nats context {name!r} in {path} cannot be used: {error}; give --servers") from error
 
 
@@ -64,7 +64,7 @@ def _selected(folder: Path) -> str:
 def _options(context: dict[str, Any]) -> dict[str, Any]:
     unknown = sorted(set(context) - _KNOWN)
     if unknown:
-        raise ConfigError(f"{', '.join(unknown)}: JetSpark cannot do that")
+        raise ConfigError(f"{', '.join(unknown)}: not supported by JetSpark")
     wrong = sorted(key for key, value in context.items() if not isinstance(value, bool if key == _TLS_FIRST else str))
     if wrong:
         raise ConfigError(f"{', '.join(wrong)}: expected a text")

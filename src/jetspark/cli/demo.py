@@ -20,17 +20,17 @@ def demo(
     ] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Keep server and data until Enter, to look at them.")] = False,
     remove: Annotated[
-        bool, typer.Option("--remove", help="Only remove what a demo that was killed has left on --servers.")
+        bool, typer.Option("--remove", help="Only remove what a killed demo has left on --servers.")
     ] = False,
 ) -> None:
     """Show an application end to end: publish, fold on Spark and live, crash, replay, rebuild, redrive; check it all.
 
-    Exits with 1 when a stage fails, or something is not what it should be. Leaves nothing behind.
+    Exits with code 1 when a stage or a check fails. Removes all that it has created.
     """
     try:
         if remove and servers is None:
-            raise ConfigError("--remove: expected together with --servers, which says where")
-        from jetspark.demo.running import DemoOptions, run_demo
+            raise ConfigError("--remove needs --servers")
+        from jetspark.demo.runner import DemoOptions, run_demo
         from jetspark.spark.session import check_java  # says which extra is missing, if it is
 
         check_java()
@@ -38,6 +38,6 @@ def demo(
         typer.echo(str(error), err=True)
         raise typer.Exit(1) from None
     logging.getLogger("jetspark").setLevel(logging.ERROR)
-    logging.getLogger().addHandler(logging.NullHandler())  # py4j logs what Java says when it is stopped
+    logging.getLogger().addHandler(logging.NullHandler())  # py4j logs errors while Java stops
     options = DemoOptions(events=events, servers=servers, is_kept=keep, is_removal=remove)
     raise typer.Exit(run_demo(options))

@@ -6,11 +6,13 @@ import base64
 import json
 from collections import Counter
 from collections.abc import Coroutine
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from jetspark.cli.apps import AppName, AsJson, Servers, conditions, with_app_client
+from jetspark.cli.apps import AppName, Servers, conditions, with_app_client
+from jetspark.cli.option_groups import Output, with_groups
 from jetspark.cli.tables import TerminalTable, print_json_list, printable
 from jetspark.errors import ConfigError
 
@@ -21,38 +23,48 @@ __all__ = ["dlq"]
 
 dlq = typer.Typer(name="dlq", no_args_is_help=True, help="Dead letters: events that a handler could not handle.")
 
-Handler = Annotated[str | None, typer.Option("--handler", help="Only dead letters of this handler.")]
-Where = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--where",
-        metavar="FIELD=VALUE",
-        help="Only dead letters with this error, key, fingerprint, sequence, subject or status; may be repeated.",
-    ),
-]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetterChoice:
+    """The dead letters that a command is about."""
+
+    handler: Annotated[str | None, typer.Option("--handler", help="Only dead letters of this handler.")] = None
+    where: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--where",
+            metavar="FIELD=VALUE",
+            help="Only dead letters with this error, key, fingerprint, sequence, subject or status; may be repeated.",
+        ),
+    ] = None
+
+    def conditions(self) -> dict[str, Any]:
+        return conditions(self.handler, self.where)
+
+
 Number = Annotated[int, typer.Argument(metavar="NUMBER", help="The number in the first column of `dlq ls`.")]
 
 
 @dlq.command()
+@with_groups
 def ls(
     app: AppName,
+    *,
     by: Annotated[
         Literal["error", "handler", "key"] | None,
         typer.Option("--by", help="Count dead letters instead of listing them."),
     ] = None,
-    handler: Handler = None,
-    where: Where = None,
-    servers: Servers = None,
-    as_json: AsJson = False,
+    choice: DeadLetterChoice,
+    output: Output,
 ) -> None:
     """List the dead letters of an application, or count them by error, handler or key."""
-    chosen = conditions(handler, where)
+    chosen = choice.conditions()
     if by is not None:
-        _count(app, servers, chosen, by, as_json=as_json)
+        _count(app, output, chosen, by)
         return
 
     async def print_json(client: AppClient) -> None:
-        # As json.dumps would write the list of them, which may be too long to have it at once.
+        # Written one by one: the whole list may not fit in memory.
         await print_json_list(_fields(letter) async for letter in client.dead_letters.list(**chosen))
 
     async def print_table(client: AppClient) -> None:
@@ -63,18 +75,18 @@ def ls(
         table.end()
         typer.echo(_dead_letters(table.count) if table.count else await client.dead_letters.explain(**chosen))
 
-    with_app_client(app, servers, print_json if as_json else print_table)
+    with_app_client(app, output.servers, print_json if output.as_json else print_table)
 
 
-def _count(app: str, servers: str | None, chosen: dict[str, Any], by: str, *, as_json: bool) -> None:
+def _count(app: str, output: Output, chosen: dict[str, Any], by: str) -> None:
     async def count(client: AppClient) -> Counter[str]:
         counts = Counter[str]()
         async for letter in client.dead_letters.list(**chosen):
             counts[_group(letter, by)] += 1
         return counts
 
-    counts = with_app_client(app, servers, count)
-    if as_json:
+    counts = with_app_client(app, output.servers, count)
+    if output.as_json:
         typer.echo(json.dumps(dict(counts.most_common()), indent=2))
         return
     table = TerminalTable("COUNT", by.upper())
@@ -85,11 +97,12 @@ def _count(app: str, servers: str | None, chosen: dict[str, Any], by: str, *, as
 
 
 @dlq.command()
-def show(app: AppName, number: Number, servers: Servers = None, as_json: AsJson = False) -> None:
+@with_groups
+def show(app: AppName, number: Number, output: Output) -> None:
     """Show one dead letter with its event, its cause and its origin."""
-    found = with_app_client(app, servers, lambda client: client.dead_letters.get(number))
+    found = with_app_client(app, output.servers, lambda client: client.dead_letters.get(number))
     fields = _fields(found) | _body(found)
-    if as_json:
+    if output.as_json:
         typer.echo(json.dumps(fields, indent=2))
         return
     for name, value in fields.items():
@@ -97,32 +110,31 @@ def show(app: AppName, number: Number, servers: Servers = None, as_json: AsJson 
 
 
 @dlq.command()
+@with_groups
 def redrive(
     app: AppName,
-    handler: Handler = None,
-    where: Where = None,
+    *,
+    choice: DeadLetterChoice,
     rate: Annotated[float | None, typer.Option("--rate", help="Dead letters each second, at most.", min=0.001)] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be done.")] = False,
     resume: Annotated[str | None, typer.Option("--resume", help="Continue a redrive that was interrupted.")] = None,
-    wait: Annotated[
-        float, typer.Option("--wait", help="Seconds to wait, at most, for what becomes of the dead letters.", min=0)
-    ] = 30.0,
+    wait: Annotated[float, typer.Option("--wait", help="Seconds to wait, at most, for the results.", min=0)] = 30.0,
     no_wait: Annotated[bool, typer.Option("--no-wait", help="Only request them; the same as --wait 0.")] = False,
-    servers: Servers = None,
-    as_json: AsJson = False,
+    output: Output,
 ) -> None:
     """Have the failed handlers handle dead letters again, and no other handler.
 
-    Dead letters that come later are not part of it. A key's are handled in order: those that wait behind another follow
-    it by themselves. One redrive runs at a time. If this command is interrupted, --resume continues it.
+    Later dead letters are not part of the redrive. The dead letters of a key are handled in order: after the first one,
+    those behind it follow by themselves. One redrive runs at a time. After an interruption, --resume continues it.
 
-    It waits for the handlers, which run elsewhere, and says how many dead letters were handled, failed again, or still
-    wait. Interrupting it then stops nothing. Where nothing is redriven it says why, and what waits instead.
+    The command waits for the handlers, which run in other processes, and prints how many dead letters were handled,
+    failed again, or still wait. Interrupting the wait does not stop the handlers. If nothing is redriven, the command
+    prints the reason, and what waits instead.
     """
-    chosen, wait_s = conditions(handler, where), 0.0 if no_wait else wait
+    chosen, wait_s = choice.conditions(), 0.0 if no_wait else wait
 
     def report(progress: RedriveProgress) -> None:
-        if as_json or not (progress.is_done or progress.looked_at):
+        if output.as_json or not (progress.is_done or progress.looked_at):
             return
         if progress.results is not None:
             typer.echo(f"redrive {progress.id}: {progress.results}")
@@ -131,37 +143,37 @@ def redrive(
 
     done = with_app_client(
         app,
-        servers,
+        output.servers,
         lambda client: client.dead_letters.redrive(
             rate=rate, dry_run=dry_run, resume=resume, wait_s=wait_s, on_progress=report, **chosen
         ),
     )
     results = done.results
-    if results is not None and results.waiting and not results.handled and not results.failed and not as_json:
+    if results is not None and results.waiting and not results.handled and not results.failed and not output.as_json:
         typer.echo(f"nothing was handled in {wait:g} s: `jetspark run {app}` runs the handlers")
-    if as_json:
+    if output.as_json:
         typer.echo(json.dumps(done.to_dict(), indent=2))
 
 
 @dlq.command()
+@with_groups
 def discard(
     app: AppName,
-    handler: Handler = None,
-    where: Where = None,
+    *,
+    choice: DeadLetterChoice,
     yes: Annotated[bool, typer.Option("--yes", help="Discard them; without --yes they are only counted.")] = False,
-    servers: Servers = None,
-    as_json: AsJson = False,
+    output: Output,
 ) -> None:
     """Give dead letters up permanently. Their keys continue with the dead letters behind them."""
-    chosen = conditions(handler, where)
+    chosen = choice.conditions()
     if yes and not chosen:
         raise ConfigError("discard: expected --handler or --where, so that not everything is discarded by mistake")
 
     def work(client: AppClient) -> Coroutine[Any, Any, DiscardResults]:
         return client.dead_letters.discard(dry_run=not yes, **chosen)
 
-    done = with_app_client(app, servers, work)
-    if as_json:
+    done = with_app_client(app, output.servers, work)
+    if output.as_json:
         fields: dict[str, Any] = {"discarded" if yes else "would_discard": done.discarded, "behind": done.behind}
         typer.echo(json.dumps(fields | ({"reason": done.reason} if done.reason else {})))
     elif not done.discarded:
@@ -173,9 +185,10 @@ def discard(
 
 
 @dlq.command()
-def export(app: AppName, handler: Handler = None, where: Where = None, servers: Servers = None) -> None:
+@with_groups
+def export(app: AppName, *, choice: DeadLetterChoice, servers: Servers = None) -> None:
     """Print dead letters with their events, one JSON object on each line."""
-    chosen = conditions(handler, where)
+    chosen = choice.conditions()
 
     async def run(client: AppClient) -> None:
         async for letter in client.dead_letters.export(**chosen):

@@ -1,4 +1,4 @@
-"""The ``jetspark`` command: one module per command group; this one only gathers them."""
+"""The entry point of the ``jetspark`` command."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["run"]
 
 
 def run() -> None:
-    """Entry point. Errors we understand are one line on stderr and exit code 1, not a traceback.
+    """Run a command. A JetSparkError is one line on stderr and exit code 1, not a traceback.
 
-    Ctrl-C ends any command with the exit code shells give an interrupted program. ``jetspark run`` ends with 0 at
-    SIGTERM, also while it imports what it needs.
+    Ctrl-C ends any command with the exit code that shells give an interrupted program. ``jetspark run`` exits with 0
+    after SIGTERM, also during its imports.
     """
     try:
         if sys.argv[1:2] == ["run"]:

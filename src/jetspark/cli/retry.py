@@ -1,15 +1,17 @@
-"""``jetspark retry``: list scheduled retries, have them tried now, and cancel them."""
+"""``jetspark retry``: list scheduled retries, try them now, and cancel them."""
 
 from __future__ import annotations
 
 import datetime
 import json
 from collections.abc import Coroutine
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from jetspark.cli.apps import AppName, AsJson, Servers, conditions, with_app_client
+from jetspark.cli.apps import AppName, conditions, with_app_client
+from jetspark.cli.option_groups import Output, with_groups
 from jetspark.cli.tables import TerminalTable, print_json_list
 from jetspark.errors import ConfigError
 
@@ -22,23 +24,32 @@ retry = typer.Typer(
     name="retry", no_args_is_help=True, help="Scheduled retries: events that wait for their next attempt."
 )
 
-Handler = Annotated[str | None, typer.Option("--handler", help="Only retries of this handler.")]
-Where = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--where",
-        metavar="FIELD=VALUE",
-        help="Only retries with this error, key, fingerprint, sequence or subject; may be repeated.",
-    ),
-]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryChoice:
+    """The retries that a command is about."""
+
+    handler: Annotated[str | None, typer.Option("--handler", help="Only retries of this handler.")] = None
+    where: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--where",
+            metavar="FIELD=VALUE",
+            help="Only retries with this error, key, fingerprint, sequence or subject; may be repeated.",
+        ),
+    ] = None
+
+    def conditions(self) -> dict[str, Any]:
+        from jetspark.app.dead_letters.retries import RETRY_FIELDS
+
+        return conditions(self.handler, self.where, RETRY_FIELDS)
 
 
 @retry.command()
-def ls(
-    app: AppName, handler: Handler = None, where: Where = None, servers: Servers = None, as_json: AsJson = False
-) -> None:
-    """List the retries that are scheduled, and when each is due. Short waits pass in the worker, and are not listed."""
-    chosen = _conditions(handler, where)
+@with_groups
+def ls(app: AppName, choice: RetryChoice, output: Output) -> None:
+    """List scheduled retries, and when each is due. Short waits happen in the worker, and are not listed."""
+    chosen = choice.conditions()
 
     async def print_json(client: AppClient) -> None:
         await print_json_list(_fields(each) async for each in client.retries.list(**chosen))
@@ -51,44 +62,43 @@ def ls(
         table.end()
         typer.echo(_retries(table.count) if table.count else await _nothing(client, chosen))
 
-    with_app_client(app, servers, print_json if as_json else print_table)
+    with_app_client(app, output.servers, print_json if output.as_json else print_table)
 
 
 @retry.command()
-def now(
-    app: AppName, handler: Handler = None, where: Where = None, servers: Servers = None, as_json: AsJson = False
-) -> None:
-    """Have scheduled retries tried now, with the attempts they have left."""
-    chosen = _conditions(handler, where)
+@with_groups
+def now(app: AppName, choice: RetryChoice, output: Output) -> None:
+    """Try scheduled retries now, with the attempts they have left."""
+    chosen = choice.conditions()
 
     async def work(client: AppClient) -> None:
         done = await client.retries.now(**chosen)
-        await _report(client, chosen, done, "due now", as_json=as_json)
+        await _report(client, chosen, done, "due now", as_json=output.as_json)
 
-    with_app_client(app, servers, work)
+    with_app_client(app, output.servers, work)
 
 
 @retry.command()
+@with_groups
 def cancel(
     app: AppName,
-    handler: Handler = None,
-    where: Where = None,
+    *,
+    choice: RetryChoice,
     yes: Annotated[bool, typer.Option("--yes", help="Cancel them; without --yes they are only counted.")] = False,
-    servers: Servers = None,
-    as_json: AsJson = False,
+    output: Output,
 ) -> None:
     """Give scheduled retries up. A worker of the handler writes their dead letters, and their keys stay parked.
 
-    `jetspark dlq discard` lets the keys continue without these events, and `jetspark dlq redrive` tries them again. Of
-    a handler with dead_letter=False the event is dropped.
+    `jetspark dlq discard` lets the keys continue without these events, and `jetspark dlq redrive` tries them again. If
+    the handler has dead_letter=False, the event is dropped.
     """
-    chosen = _conditions(handler, where)
+    chosen = choice.conditions()
     if yes and not chosen:
         raise ConfigError("cancel: expected --handler or --where, so that not everything is cancelled by mistake")
 
     async def count(client: AppClient) -> None:
         number = sum([1 async for _ in client.retries.list(**chosen)])
-        if as_json:
+        if output.as_json:
             typer.echo(json.dumps({"would_cancel": number}))
         elif number:
             typer.echo(f"{_retries(number)} would be cancelled and become dead letters; --yes cancels")
@@ -98,15 +108,9 @@ def cancel(
     async def work(client: AppClient) -> None:
         done = await client.retries.cancel(**chosen)
         what = f"cancelled; a worker writes the dead letters (`jetspark run {app}`)"
-        await _report(client, chosen, done, what, as_json=as_json)
+        await _report(client, chosen, done, what, as_json=output.as_json)
 
-    with_app_client(app, servers, work if yes else count)
-
-
-def _conditions(handler: str | None, where: list[str] | None) -> dict[str, Any]:
-    from jetspark.app.dead_letters.retries import RETRY_FIELDS
-
-    return conditions(handler, where, RETRY_FIELDS)
+    with_app_client(app, output.servers, work if yes else count)
 
 
 async def _report(client: AppClient, chosen: dict[str, Any], done: RetryChanges, what: str, *, as_json: bool) -> None:

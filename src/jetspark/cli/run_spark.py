@@ -8,58 +8,52 @@ import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 import typer
 
-from jetspark.aio.connecting import connect
+from jetspark.aio.connector import connect
 from jetspark.app import App
 from jetspark.app.provisioning import check_for_drift
+from jetspark.cli.engine_options import SparkTarget
 from jetspark.cli.signals import EndSignal
-from jetspark.cli.spark_place import SparkPlace
 from jetspark.core.auth import Credentials, Token, UserPassword
 from jetspark.core.options import TLSConfig
 from jetspark.errors import ConfigError
 
+if TYPE_CHECKING:
+    from jetspark.cli.run import RunOptions
+
 __all__ = ["run_on_spark", "spark_options"]
 
-# How soon we notice that the query ended by itself; a signal wakes us at once.
+# How soon the end of the query is noticed; a signal wakes the process at once.
 POLL_S = 0.2
-# How long a micro-batch may take when we are to end.
+# How long the last micro-batch may take after a signal.
 MICRO_BATCH_S = 5.0
 _SECRET = "JETSPARK_SPARK_SECRET"
 
 
-def run_on_spark(
-    name: str,
-    app: App,
-    place: SparkPlace,
-    *,
-    only: Sequence[str],
-    apply: bool,
-    checkpoint: str | None,
-    options: dict[str, Any],
-) -> None:
-    """Fold until SIGTERM or Ctrl-C; then end with code 0. What is folded twice after that changes nothing."""
+def run_on_spark(name: str, app: App, target: SparkTarget, options: RunOptions, connection: dict[str, Any]) -> None:
+    """Fold until SIGTERM or Ctrl-C; then exit with code 0. Events that are folded again after that change no state."""
     import jetspark.spark  # noqa: F401 - says which extra is missing, if it is
 
-    asyncio.run(_prepare(app, options, apply=apply))
-    given = spark_options(options)
-    end_signal = EndSignal()  # before anything is started that has to be ended
+    asyncio.run(_prepare(app, connection, apply=options.apply))
+    given = spark_options(connection)
+    end_signal = EndSignal()  # before the start of Spark, so that no signal is lost
     with tempfile.TemporaryDirectory(prefix="jetspark-") as folder, ThreadPoolExecutor(1) as beside:
-        given["checkpoint"] = folder if checkpoint is None else checkpoint
+        given["checkpoint"] = folder if options.checkpoint is None else options.checkpoint
         # In a thread, since Spark takes Ctrl-C for itself in the main thread, and raises it amid calls to Java.
-        beside.submit(_fold, name, app, place, only, given, end_signal).result()
+        beside.submit(_fold, name, app, target, options.only or (), given, end_signal).result()
 
 
 def _fold(
-    name: str, app: App, place: SparkPlace, only: Sequence[str], options: dict[str, Any], end_signal: EndSignal
+    name: str, app: App, target: SparkTarget, only: Sequence[str], options: dict[str, Any], end_signal: EndSignal
 ) -> None:
     from jetspark.spark import run, session
-    from jetspark.spark.ending import stop_between_batches
+    from jetspark.spark.queries import stop_between_batches
 
-    spark = session(f"jetspark-{app.name}", master=place.master, py_files=place.py_files)
+    spark = session(f"jetspark-{app.name}", master=target.master, py_files=target.py_files)
     try:
         if end_signal.is_received:
             return
@@ -80,7 +74,7 @@ async def _prepare(app: App, options: dict[str, Any], *, apply: bool) -> None:
 
 
 def spark_options(options: dict[str, Any]) -> dict[str, Any]:
-    """How to connect, as options of Spark. Those are shown in plans, so that a secret goes through the environment."""
+    """How to connect, as options of Spark. Spark shows options in plans, so secrets go through the environment."""
     servers, in_urls = _without_secrets(options["servers"])
     given = {"servers": servers}
     if "jetstream_domain" in options:
@@ -102,15 +96,15 @@ def spark_options(options: dict[str, Any]) -> dict[str, Any]:
         case UserPassword() as auth:
             os.environ[_SECRET] = auth.password
             return given | {"user": auth.user, "passwordEnv": _SECRET}
-        case other:  # an Nkey, say
+        case other:  # such as an NKey
             raise ConfigError(f"{type(other).__name__}: Spark's workers cannot connect with it; give --servers")
 
 
 def _without_secrets(servers: str | Sequence[str]) -> tuple[str | list[str], Token | UserPassword | None]:
-    """Addresses without the user in them, and that user; of all of them the same.
+    """Addresses without users, and the user that all of them have.
 
     Raises:
-        ConfigError: Two of them name different users.
+        ConfigError: Two addresses have different users.
     """
     plain: list[str] = []
     found: set[Token | UserPassword | None] = set()

@@ -1,4 +1,4 @@
-"""``jetspark schema``: the contracts of an application, compared with what is recorded of them."""
+"""``jetspark schema``: the contracts of an application, compared with recorded versions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jetspark.errors import ConfigError
 
 if TYPE_CHECKING:
     from jetspark.app import App
-    from jetspark.app.contracts.records import Finding, Record
+    from jetspark.app.contracts.contract_records import Finding, Record
 
 __all__ = ["schema"]
 
@@ -33,7 +33,7 @@ Mode = Annotated[
     str | None,
     typer.Option(
         "--mode",
-        help="BACKWARD, FORWARD or FULL, also with _TRANSITIVE, or NONE; else what the application says.",
+        help="BACKWARD, FORWARD or FULL, also with _TRANSITIVE, or NONE; else the mode of the application.",
         metavar="MODE",
     ),
 ]
@@ -49,7 +49,7 @@ def check(
     records them. Exit code: 0 if nothing is broken, 3 if something is, 1 for an error.
     """
     from jetspark.app.contracts.compatibility import check_mode
-    from jetspark.app.contracts.records import check_records
+    from jetspark.app.contracts.contract_records import check_records
 
     loaded = load_app(app)
     chosen = loaded.spec.compatibility if mode is None else check_mode(mode)
@@ -95,10 +95,9 @@ def fixtures(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the golden files, such as tests/golden.")],
     as_json: AsJson = False,
 ) -> None:
-    """Write a golden file for each type and version that has none: schema and examples of whole messages.
+    """Write a golden file for each type and version without one: schema and examples of whole messages.
 
-    Files that are there are never changed. Exit code: 0 if all files are kept by the code, 3 if one is not, 1 for an
-    error.
+    Existing files are never changed. Exit code: 0 if the code is compatible with all files, 3 if not, 1 for an error.
     """
     from jetspark.app.checks.golden import golden_findings, write_golden
 
@@ -121,7 +120,9 @@ def fixtures(
 @schema.command()
 def asyncapi(
     app: AppName,
-    version: Annotated[str | None, typer.Option(help="Of the document; the application's, if not given.")] = None,
+    version: Annotated[
+        str | None, typer.Option(help="Version of the document; by default that of the application.")
+    ] = None,
 ) -> None:
     """Print the application as an AsyncAPI 3 document: channels, messages, operations, schemas."""
     from jetspark.app.checks.asyncapi import asyncapi as describe
@@ -135,7 +136,7 @@ def _records(app: App, golden: Path | None, servers: str | None) -> dict[tuple[s
 
     if golden is not None:
         if not golden.is_dir():
-            raise ConfigError(f"--golden {golden}: there is no such folder; `jetspark schema fixtures` writes one")
+            raise ConfigError(f"--golden {golden}: the folder does not exist; `jetspark schema fixtures` creates it")
         return read_golden(golden)
 
     async def read() -> dict[tuple[str, int], Record]:

@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C: before a command has begun, and where its main thread has nothing else to wait for."""
+"""SIGTERM and Ctrl-C: during the start of a command, and while its main thread only waits."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ __all__ = ["EndSignal", "EndedAtOnce", "end_at_once"]
 
 
 class EndedAtOnce(BaseException):
-    """SIGTERM came while the program started. Not ``SystemExit``, which is an error while an application is loaded."""
+    """SIGTERM came during the start. Not ``SystemExit``, which is an error while an application is loaded."""
 
 
 class _EndAtOnce:
     ends_at_once = True
-    """``App.run`` takes its place, and does not call it."""
+    """``App.run`` replaces a handler with this attribute, and does not call it."""
 
     def __call__(self, number: int, frame: object) -> None:
         raise EndedAtOnce
 
 
 end_at_once = _EndAtOnce()
-"""Ends a program in which nothing runs yet: a handler of SIGTERM."""
+"""A handler of SIGTERM that ends the program before any work has begun."""
 
 
 class EndSignal:
-    """Takes SIGTERM and SIGINT from the moment it is made; made in the main thread."""
+    """Receives SIGTERM and SIGINT from its creation on. Create it in the main thread."""
 
     def __init__(self) -> None:
         self.is_received = False
-        # Not a threading.Event: Python runs the handler in the main thread, and there `set()` waits for ever for the
-        # lock of an Event whose `wait()` it has interrupted. `SimpleQueue.put` may interrupt a `get`.
+        # Not a threading.Event: Python runs the handler in the main thread, where `set()` deadlocks on the lock of the
+        # Event whose `wait()` it has interrupted. `SimpleQueue.put` may interrupt a `get`.
         self._wake_ups: queue.SimpleQueue[int] = queue.SimpleQueue()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)

@@ -1,8 +1,7 @@
-"""Several worker processes for ``jetspark run``: started, restarted when one dies or the sources change, and ended.
+"""Worker processes of ``jetspark run``: started, restarted after a death or a source change, and ended.
 
-The parent imports nothing of the application, so that what it starts is always what is on disk, and an error in the
-sources ends a child and not the parent. Each child is a ``jetspark run`` of its own, and shares the work with the
-others by way of the server.
+The parent does not import the application. So a new child always runs the sources on disk, and an error in them ends a
+child and not the parent. Each child is a ``jetspark run`` of its own; children share the work through the server.
 """
 
 from __future__ import annotations
@@ -27,36 +26,36 @@ __all__ = ["Slot", "Supervisor", "end_with_parent", "source_files", "watched_fol
 _logger = logging.getLogger("jetspark.cli")
 
 PARENT = "JETSPARK_PARENT"
-"""The environment variable by which a child knows that it has a parent, and which."""
+"""The environment variable with the process id of the parent."""
 
 POLL_S = 0.1
 RELOAD_POLL_S = 0.5
-# A child that lived for this long did not die of what it began with.
+# A child that lived for this long did not die of an error at its start.
 STEADY_S = 5.0
 RESTART_PAUSE = Backoff(first_s=0.2, max_s=30.0)
-# Somebody else ended it: the next one may well live.
+# A child that was killed had no error of its own, so its successor may live.
 KILLED_PAUSE = Backoff(first_s=0.2, max_s=1.0)
-# A program that cannot start at all does not get better by itself.
+# A program that fails at each start is given up after this many starts.
 MAX_REFUSALS = 5
-# How long after their own time to finish children are ended the hard way.
+# How long after their stop timeout children are killed.
 GRACE_S = 10.0
 _SKIPPED = {"__pycache__", "node_modules", "site-packages"}
 
 
 @dataclass(slots=True)
 class Slot:
-    """The place of one child: who is in it, and since when; or when it gets another."""
+    """One of the worker processes, or the time of its next start."""
 
     process: subprocess.Popen[bytes] | None = None
     started_at: float = 0.0
     failures: int = 0
-    """Children in a row that ended soon after their start."""
+    """Consecutive children that ended soon after their start."""
     refusals: int = 0
-    """Those of them in a row that ended by themselves, with an error. What is killed may well do better."""
+    """Consecutive children that exited soon with an error; killed children do not count."""
     start_at: float = 0.0
 
-    def note_end(self, code: int, now: float) -> None:
-        """The child has died; the next one starts after a wait that doubles with each early death."""
+    def end(self, code: int, now: float) -> None:
+        """The child has ended; the next one starts after a wait that doubles with each early end."""
         is_early = now - self.started_at < STEADY_S
         self.failures = self.failures + 1 if is_early else 0
         self.refusals = self.refusals + 1 if is_early and code > 0 else 0
@@ -70,10 +69,10 @@ class Supervisor:
     """Keeps a number of children running until SIGTERM or Ctrl-C.
 
     Args:
-        command: What each child runs.
-        workers: How many.
-        stop_timeout: The seconds that children give their handlers; they are killed ``GRACE_S`` after that.
-        folder: Whose sources are watched; None for none.
+        command: The command line of a child.
+        workers: The number of children.
+        stop_timeout: Seconds that children give their handlers to finish; children are killed ``GRACE_S`` after that.
+        folder: The folder whose sources are watched; None to watch none.
     """
 
     command: Sequence[str]
@@ -84,7 +83,7 @@ class Supervisor:
     _is_asked_to_end: bool = False
 
     def run(self) -> int:
-        """Run until asked to end, and return the exit code: 0, or that of a child that cannot start."""
+        """Run until SIGTERM or Ctrl-C, and return the exit code: 0, or the code of a child that cannot start."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
         self._slots = [Slot() for _ in range(self.workers)]
@@ -108,21 +107,24 @@ class Supervisor:
         self._is_asked_to_end = True
 
     def _tend(self, now: float) -> int | None:
-        """Look after every child once; returns the exit code to give up with."""
-        for place, slot in enumerate(self._slots, 1):
+        """Check each child once; returns the exit code when one is given up."""
+        for number, slot in enumerate(self._slots, 1):
             if slot.process is not None and (code := slot.process.poll()) is not None:
-                slot.note_end(code, now)
+                slot.end(code, now)
                 if slot.refusals >= MAX_REFUSALS and self.folder is None:
-                    _logger.error("worker %d ended with code %d, %d times in a row", place, code, slot.refusals)
+                    _logger.error(
+                        "worker %d exited with code %d, %d times in a row; giving up", number, code, slot.refusals
+                    )
                     return code
                 wait_s = slot.start_at - now
-                _logger.warning("worker %d ended with code %d; another one starts in %.1f s", place, code, wait_s)
+                _logger.warning("worker %d exited with code %d; restart in %.1f s", number, code, wait_s)
             if slot.process is None and now >= slot.start_at:
                 slot.process, slot.started_at = self._start(), now
         return None
 
     def _start(self) -> subprocess.Popen[bytes]:
-        # A Ctrl-C reaches the whole group of a terminal; the children hear of it from the parent, once.
+        # Ctrl-C reaches all processes of a terminal's group. In sessions of their own, children get one signal, from
+        # here.
         environment = {**os.environ, PARENT: str(os.getpid())}
         return subprocess.Popen(self.command, env=environment, start_new_session=True)
 
@@ -133,7 +135,7 @@ class Supervisor:
             slot.process, slot.failures, slot.refusals, slot.start_at = None, 0, 0, 0.0
 
     def _end_all(self) -> None:
-        """Ask every child to end, and wait until it has; those that do not end in time are killed."""
+        """Send SIGTERM to each child, wait for its end, and kill it if that takes too long."""
         children = [slot.process for slot in self._slots if slot.process is not None]
         for child in children:
             if child.poll() is None:
@@ -143,13 +145,15 @@ class Supervisor:
             try:
                 child.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
-                _logger.error("worker with process id %d does not end: killed. Its events come again", child.pid)
+                _logger.error(
+                    "worker with process id %d did not stop in time; killed, its events are redelivered", child.pid
+                )
                 child.kill()
                 child.wait()
 
 
 def end_with_parent(end: Callable[[], None] = lambda: os.kill(os.getpid(), signal.SIGTERM)) -> None:
-    """In a child: call ``end`` when the parent is gone, however it went. Does nothing without a parent."""
+    """In a child: call ``end`` when the parent has ended, also if it was killed. No-op without a parent."""
     parent = os.environ.get(PARENT)
     if parent is None or not parent.isdigit():
         return
@@ -166,7 +170,7 @@ def watched_folder(app: str) -> Path:
     """The folder of an application's module, or of its package.
 
     Raises:
-        ConfigError: There is no such module.
+        ConfigError: The module was not found.
     """
     name = app.partition(":")[0]
     folder = os.getcwd()
@@ -177,12 +181,12 @@ def watched_folder(app: str) -> Path:
     except (ImportError, ValueError):
         found = None
     if found is None or found.origin is None:
-        raise ConfigError(f"{app!r}: there is no module {name!r} in {folder} or on Python's path")
+        raise ConfigError(f"{app!r}: module {name!r} was not found in {folder} or on Python's path")
     return Path(found.origin).parent
 
 
 def source_files(folder: Path | None) -> dict[Path, int]:
-    """Every Python file below a folder, and when it was written; hidden folders and installed packages are left out."""
+    """Each Python file below a folder with its modification time, without hidden folders and installed packages."""
     found: dict[Path, int] = {}
     if folder is None:
         return found
@@ -194,7 +198,7 @@ def source_files(folder: Path | None) -> dict[Path, int]:
                 try:
                     found[path] = path.stat().st_mtime_ns
                 except OSError:
-                    continue  # removed meanwhile
+                    continue  # removed during the walk
     return found
 
 

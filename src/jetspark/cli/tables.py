@@ -1,4 +1,4 @@
-"""Lists on a terminal, as tables or as JSON, printed while they are read."""
+"""Tables and JSON lists on a terminal, printed while they are read."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ import typer
 
 __all__ = ["TerminalTable", "print_json_list", "printable"]
 
-# Widths are those of the first rows; a list of millions is never in memory.
+# The first rows determine the widths, so that a list of millions is never in memory.
 SAMPLE_ROWS = 100
-# A wide value moves the rest of its own row alone.
+# A wider value shifts the rest of its own row.
 MAX_WIDTH = 40
 MIN_LAST_WIDTH = 20
-# Of the last column where nobody looks: what reads a pipe may want all of a line.
+# Width of the last column in a pipe, where the reader may need the whole line.
 PIPED_WIDTH = 200
 
 
 class TerminalTable:
-    """Rows below a header, printed as they come: ``table.add(...)``, and ``table.end()`` after the last."""
+    """Rows below a header, printed as they are added: ``table.add(...)``, and ``table.end()`` after the last."""
 
     def __init__(self, *header: str) -> None:
         self._header, self._widths = header, [len(name) for name in header]
@@ -42,7 +42,7 @@ class TerminalTable:
             self._print_sample()
 
     def end(self) -> None:
-        """Print what is left; a table without rows prints nothing."""
+        """Print the remaining rows; a table without rows has no output."""
         if self._sample is not None and self.count:
             self._print_sample()
 
@@ -65,7 +65,7 @@ class TerminalTable:
 
 
 def printable(text: str, keep: str = "") -> str:
-    """Text for a terminal: what users and publishers wrote may have line breaks, colours, or half a character."""
+    """Text for a terminal, with control characters and lone surrogates escaped."""
     if text.isprintable():
         return text
     return "".join(

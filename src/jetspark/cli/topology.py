@@ -1,4 +1,4 @@
-"""``jetspark plan``, ``apply`` and ``check``: what an application declares, and what a server has."""
+"""``jetspark plan``, ``apply`` and ``check``: the declarations of an application, and the state of a server."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ __all__ = ["apply", "check", "plan"]
 
 
 def plan(app: AppName, servers: Servers = None, as_json: AsJson = False) -> None:
-    """Show what differs between what an application declares and what the server has. Nothing is changed.
+    """Show the differences between an application's declarations and the server. Nothing is changed.
 
-    Exit code: 0 if nothing differs, 3 if something does, 1 for an error.
+    Exit code: 0 without differences, 3 with differences, 1 for an error.
     """
     found = asyncio.run(load_app(app).plan(**connection_options(servers)))
     _show(found, as_json)
@@ -32,14 +32,14 @@ def apply(
     app: AppName,
     servers: Servers = None,
     allow: Annotated[
-        bool, typer.Option("--allow", help="Make changes that can lose something, too: see the plan first.")
+        bool, typer.Option("--allow", help="Also make changes that can lose data: see the plan first.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make the streams, buckets, consumers and contracts that an application declares, or change them.
+    """Create or update the streams, buckets, consumers and contracts that an application declares.
 
-    Done again, it does nothing. Exit code: 0 when the server has it all, 3 if a change was refused because it can lose
-    something (--allow makes it) or because the server cannot make it; then nothing is changed. 1 for an error.
+    A second run changes nothing. Exit code: 0 if the server has all of them, 3 if a change was refused because it can
+    lose data (--allow makes it) or because the server cannot make it; then nothing is changed. 1 for an error.
     """
     try:
         done = asyncio.run(load_app(app).apply(allow=allow, **connection_options(servers)))
@@ -54,10 +54,9 @@ def check(
     strict: Annotated[bool, typer.Option("--strict", help="Warnings count as errors.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Look for mistakes in names, subjects and ownership, without a server.
+    """Find mistakes in names, subjects and ownership, without a server.
 
-    Exit code: 0 if there is no error, 3 if there is one (or, with --strict, a warning), 1 if an application cannot be
-    loaded.
+    Exit code: 0 without errors, 3 with errors (with --strict also with warnings), 1 if an application cannot be loaded.
     """
     from jetspark.app.checks.lints import lint_apps
 

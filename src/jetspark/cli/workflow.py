@@ -1,4 +1,4 @@
-"""``jetspark workflow``: list the runs of a workflow, show one with its events, end one, and have one go on."""
+"""``jetspark workflow``: list the runs of a workflow, show one with its events, cancel one, and retry one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ T = TypeVar("T")
 workflow = typer.Typer(name="workflow", no_args_is_help=True, help="Runs of workflows.")
 
 Name = Annotated[str, typer.Argument(metavar="WORKFLOW", help="The workflow's name.")]
-Key = Annotated[str, typer.Argument(metavar="KEY", help="Which run.")]
+Key = Annotated[str, typer.Argument(metavar="KEY", help="The key of the run.")]
 
 
 def _with_runs(app: str, name: str, servers: str | None, work: Callable[[WorkflowRuns], Coroutine[Any, Any, T]]) -> T:
@@ -46,7 +46,7 @@ def ls(
     servers: Servers = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the runs of a workflow. Those whose state this program cannot read are listed whatever the status."""
+    """List the runs of a workflow. Runs with an unreadable state are listed for every status."""
 
     async def found(runs: WorkflowRuns) -> list[WorkflowRun]:
         return [run async for run in runs.list(status)]
@@ -64,9 +64,9 @@ def ls(
 
 @workflow.command()
 def show(app: AppName, name: Name, key: Key, servers: Servers = None, as_json: AsJson = False) -> None:
-    """Show a run: its state, its timers, and its steps in order: the event that was taken, and what was decided.
+    """Show a run: its state, its timers, and its steps in order, each with its event and its decisions.
 
-    Of each step: events published, commands sent, timers set and cancelled, and how the run ended. Timers that fired
+    Decisions are events published, commands sent, timers set and cancelled, and the end of the run. Timers that fired
     and answers to commands are events.
     """
 
@@ -93,11 +93,11 @@ def cancel(
     app: AppName,
     name: Name,
     key: Key,
-    reason: Annotated[str, typer.Option("--reason", help="What is recorded with it.")] = "cancelled",
+    reason: Annotated[str, typer.Option("--reason", help="The reason to record.")] = "cancelled",
     servers: Servers = None,
     as_json: AsJson = False,
 ) -> None:
-    """Let a run fail: what undoes its steps is published, and its timers end."""
+    """Make a run fail: its compensations are published, and its timers end."""
 
     async def ended(runs: WorkflowRuns) -> WorkflowRun | None:
         if not await runs.cancel(key, reason):
@@ -113,16 +113,14 @@ def retry(
     app: AppName,
     name: Name,
     key: Key,
-    wait: Annotated[
-        float, typer.Option("--wait", help="Seconds to wait, at most, for what becomes of dead letters.", min=0)
-    ] = 30.0,
+    wait: Annotated[float, typer.Option("--wait", help="Seconds to wait, at most, for the results.", min=0)] = 30.0,
     servers: Servers = None,
     as_json: AsJson = False,
 ) -> None:
-    """Have a run go on that is stuck: handle its dead letters again, or begin it anew if it has failed.
+    """Continue a stuck run: redrive its dead letters, or restart the run if it has failed.
 
-    The dead letters are those of its events and of its commands, in their order; the workers run elsewhere. A run that
-    has failed has undone its steps, and begins again with the event that began it.
+    The dead letters of its events and commands are handled in their order, by workers in other processes. A failed run
+    has undone its steps, and restarts with its first event.
     """
     import msgspec
 
@@ -137,7 +135,7 @@ def retry(
 
 
 def _lines(step: dict[str, Any]) -> Iterator[str]:
-    """A step for people: its event, and below it what was decided."""
+    """A step as text: its event, and its decisions below."""
     decided = step["decided"] or {}
     time = decided.get("time") if step["by_hand"] else step["time"] or decided.get("time")
     yield f"{step['sequence'] or '':8}  {time}  {_event(step)}"

@@ -1,8 +1,8 @@
-"""What callers give that is no number: whether it is what the signature says. Each check returns what it was given.
+"""Type checks of arguments other than numbers. Each check returns the value, or raises a ``ConfigError`` naming it.
 
-Unchecked, an argument of a wrong type shows far from the call, as an ``AttributeError`` of code the caller never saw,
-or not at all: a callback that is no function would fail for the first message, and ``"False"`` is as true as ``True``.
-Numbers have checks of their own, in :mod:`jetspark.core.numbers`.
+Unchecked, an argument of a wrong type fails far from the call, as an ``AttributeError`` in code the caller never saw,
+or stays unnoticed: a callback that is not callable would fail at the first message, and the text ``"False"`` is true.
+Numbers have their own checks in :mod:`jetspark.core.numbers`.
 """
 
 from __future__ import annotations
@@ -32,12 +32,13 @@ __all__ = [
 
 T = TypeVar("T")
 
-# An argument may be as long as its caller likes, and a message is for reading.
+# An argument may have any length; an error message has to stay readable.
 MAX_SHOWN = 100
 
 
 def unfit(what: str, value: object, expected: str) -> ConfigError:
-    """The error that names an argument, what it was given as, and what it takes."""
+    """The error for an argument of a wrong type: it has the argument's name, its value (shortened) and the expected
+    type."""
     shown = repr(value)
     if len(shown) > MAX_SHOWN:
         shown = f"{shown[:MAX_SHOWN]}..."
@@ -45,10 +46,10 @@ def unfit(what: str, value: object, expected: str) -> ConfigError:
 
 
 def explained(kind: type[T]) -> type[T]:
-    """Have a dataclass say which field was meant, where it is given one that it does not have.
+    """Make a dataclass name the intended field when it is given an unknown one.
 
-    Its own ``TypeError`` names what was wrong, and not ``max_age_s`` for ``max_age``, or for the server's ``max_msgs``
-    the ``max_messages`` that it is here.
+    Python's own ``TypeError`` names only the unknown field. This one also proposes ``max_age_s`` for ``max_age``, and
+    ``max_messages`` for the server's name ``max_msgs``.
     """
     plain = kind.__init__
     fields = dataclasses.fields(kind)  # type: ignore[arg-type]  # a dataclass
@@ -78,7 +79,7 @@ def suggestion(name: str, known: Iterable[str]) -> str:
 def text(what: str, value: Any, expected: str = "a str") -> str:
     """
     Raises:
-        ConfigError: It is no ``str``.
+        ConfigError: The value is not a ``str``.
     """
     if isinstance(value, str):
         return value
@@ -86,10 +87,10 @@ def text(what: str, value: Any, expected: str = "a str") -> str:
 
 
 def texts(what: str, values: Any, expected: str = "a list of str") -> list[str]:
-    """Several texts. One alone is a mistake: its characters are texts, too.
+    """A list of texts. A single ``str`` is refused, because its characters would be taken for the texts.
 
     Raises:
-        ConfigError: They cannot be iterated over, or not all of them are ``str``.
+        ConfigError: The value is not iterable, or an item is not a ``str``.
     """
     if isinstance(values, str | Mapping) or not isinstance(values, Iterable):
         raise unfit(what, values, expected)
@@ -102,7 +103,7 @@ def texts(what: str, values: Any, expected: str = "a list of str") -> list[str]:
 def flag(what: str, value: Any) -> bool:
     """
     Raises:
-        ConfigError: It is neither True nor False.
+        ConfigError: The value is neither True nor False.
     """
     if value is True or value is False:
         return value
@@ -112,7 +113,7 @@ def flag(what: str, value: Any) -> bool:
 def function(what: str, value: T, expected: str = "a function") -> T:
     """
     Raises:
-        ConfigError: It cannot be called.
+        ConfigError: The value is not callable.
     """
     if callable(value):
         return value
@@ -122,7 +123,7 @@ def function(what: str, value: T, expected: str = "a function") -> T:
 def instance(what: str, value: Any, kind: type[T], expected: str = "") -> T:
     """
     Raises:
-        ConfigError: It is not of the class ``kind``.
+        ConfigError: The value is not an instance of ``kind``.
     """
     if isinstance(value, kind):
         return value
@@ -133,7 +134,8 @@ def instance(what: str, value: Any, kind: type[T], expected: str = "") -> T:
 def octets(what: str, value: Any) -> bytes:
     """
     Raises:
-        ConfigError: It is neither ``bytes`` nor of a type that is as good. The value is not shown: it may be long.
+        ConfigError: The value is not ``bytes``, ``bytearray`` or ``memoryview``. The message does not show it: it may
+        be long.
     """
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value)
@@ -143,7 +145,7 @@ def octets(what: str, value: Any) -> bytes:
 def path(what: str, value: Any) -> str | Path:
     """
     Raises:
-        ConfigError: It is neither a ``str`` nor a ``Path``.
+        ConfigError: The value is neither a ``str`` nor a ``Path``.
     """
     if isinstance(value, str | Path):
         return value
@@ -153,7 +155,7 @@ def path(what: str, value: Any) -> str | Path:
 def iterate(what: str, values: Any, expected: str) -> Iterator[Any]:
     """
     Raises:
-        ConfigError: They cannot be iterated over.
+        ConfigError: The value is not iterable.
     """
     try:
         return iter(values)

@@ -40,9 +40,9 @@ __all__ = [
 ]
 
 Role: TypeAlias = Literal["user", "account", "operator", "server", "cluster"]
-"""Who a key belongs to; only a user's can log in."""
+"""The owner of a key; a server lets in only users."""
 
-# The top five bits are the letter the encoded key starts with: U, A, O, N, C; and S for a seed.
+# The top five bits become the first character of the encoded key: U, A, O, N, C; and S for a seed.
 _PREFIXES: dict[Role, int] = {
     "user": 20 << 3,
     "account": 0,
@@ -181,7 +181,7 @@ def create_seed(role: Role, raw: bytes) -> str:
     if len(raw) != _SEED_BYTES:
         raise ConfigError(f"a seed of {len(raw)} bytes: expected {_SEED_BYTES}")
     prefix = _PREFIXES[role]
-    # The role moves right by the five bits of the `S`, to become the second letter.
+    # The role moves right by the five bits of the `S`, to become the second character.
     return _encode(bytes((_SEED_PREFIX | prefix >> 5, (prefix & 31) << 3)) + raw)
 
 

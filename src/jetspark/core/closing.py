@@ -1,8 +1,8 @@
-"""How a connection is closed and drained: generators that decide, run by a driver that can wait.
+"""How a connection is closed and drained: generators of steps, run by a driver that can wait.
 
-They yield what they need done and are resumed when it is, or with the error there was instead. The driver ends the
-connection when they are through, whatever they raise. They raise when messages that were published may not arrive:
-closing is the last chance to tell.
+Each step is answered when it is done, or with its error. The driver ends the connection when the generator has ended,
+also when it raised. The generators raise if published messages may not have arrived, because after closing no other
+call can report it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from jetspark.errors import (
 
 __all__ = ["INTERRUPTED_S", "AwaitAcks", "Confirm", "Ending", "ReadUp", "Step", "close", "drain", "leaving_s", "lost"]
 
-# Longest wait for the server when a client's block is interrupted: somebody wants the program, or the task, to end. A
+# Longest wait for the server when an interrupt leaves a client's block: the program, or the task, is to end now. A
 # server that answers does so in a fraction of it.
 INTERRUPTED_S = 5.0
 
@@ -36,12 +36,13 @@ class Confirm:
 
 @dataclass(frozen=True, slots=True)
 class AwaitAcks:
-    """Wait for the acknowledgements of ``publish_async``. Who is not done in time is told by the end itself."""
+    """Wait for the acknowledgements of ``publish_async``. A publish still waiting at the deadline fails when we
+    close."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadUp:
-    """Have the server send no more on these and their readers finish; the answer is whether they did in time."""
+    """Stop deliveries to these subscriptions and let their readers finish; the answer is True if they did in time."""
 
     subscriptions: list[SubscriptionState]
 
@@ -50,7 +51,7 @@ Step: TypeAlias = Confirm | AwaitAcks | ReadUp
 Ending: TypeAlias = Steps[Step, None]
 
 
-def close(machine: Connection) -> Ending:
+def close(connection: Connection) -> Ending:
     """See to it that the server has everything.
 
     Raises:
@@ -59,12 +60,12 @@ def close(machine: Connection) -> Ending:
         PermissionDenied: It refused some of it.
     """
     try:
-        yield from _confirm(machine)
+        yield from _confirm(connection)
     except RequestTimeout as error:
-        raise lost(machine) from error
+        raise lost(connection) from error
 
 
-def drain(machine: Connection, timeout_s: float) -> Ending:
+def drain(connection: Connection, timeout_s: float) -> Ending:
     """Let every reader finish the messages received so far, then see to it that the server has everything.
 
     Raises:
@@ -72,46 +73,46 @@ def drain(machine: Connection, timeout_s: float) -> Ending:
         ConnectionLost, PermissionDenied: As for :func:`close`.
     """
     # Acknowledgements come to inboxes, and are waited for once everything is sent.
-    read = [each for each in machine.subscriptions.all if each.reader is not None and not each.is_inbox]
-    lost_before = machine.lost_messages
+    read = [each for each in connection.subscriptions.all if each.reader is not None and not each.is_inbox]
+    lost_before = connection.lost_messages
     # Reading before confirming: what readers publish while they finish has to be confirmed, too.
     is_read = yield ReadUp(read)
     unread = sum(each.reader.pending_messages for each in read if each.reader is not None)
     try:
-        yield from _confirm(machine)
+        yield from _confirm(connection)
     except RequestTimeout:
-        what = f"drain, {unread} messages unread, {machine.in_doubt} messages in doubt"
+        what = f"drain, {unread} messages unread, {connection.in_doubt} messages in doubt"
         raise RequestTimeout(what, timeout_s) from None
-    if (lost_meanwhile := machine.lost_messages - lost_before) > 0:  # while readers finished: no flush was told
+    if (lost_meanwhile := connection.lost_messages - lost_before) > 0:  # while readers finished: no flush was told
         raise ConnectionLost("the session ended during the drain", lost_meanwhile)
     if not is_read:
         raise RequestTimeout(f"drain, {unread} messages unread", timeout_s)
 
 
-def lost(machine: Connection, error: JetSparkError | None = None) -> ConnectionLost:
-    """What is told of messages that may not have arrived, and why where that is known."""
-    reason, unconfirmed = "closed before the server confirmed", machine.in_doubt
+def lost(connection: Connection, error: JetSparkError | None = None) -> ConnectionLost:
+    """The error for published messages that may not have arrived, with the cause if it is known."""
+    reason, unconfirmed = "closed before the server confirmed", connection.in_doubt
     if isinstance(error, ConnectionLost):
-        # Those of its session. The machine no longer counts them, but those that wait for the next one.
+        # The error counts the messages of its own session; `in_doubt` now counts only messages for the next one.
         return ConnectionLost(f"{reason}: {error.reason}", error.unconfirmed_messages + unconfirmed)
     return ConnectionLost(reason if error is None else f"{reason}: {error}", unconfirmed)
 
 
-def _confirm(machine: Connection) -> Ending:
+def _confirm(connection: Connection) -> Ending:
     # The confirmation first: it is quick, and must not find the time used up by acknowledgements that never come.
     failure: JetSparkError | None = None
     try:
-        if machine.in_doubt:
+        if connection.in_doubt:
             yield Confirm()
     except (PermissionDenied, RequestTimeout) as error:
-        failure = error  # told at the end: those who wait for acknowledgements have theirs to come all the same
+        failure = error  # raised at the end: acknowledgements of other messages may still arrive
     except JetSparkError as error:
-        if not machine.is_closed and not isinstance(error, BufferFull | ConnectionLost):
+        if not connection.is_closed and not isinstance(error, BufferFull | ConnectionLost):
             raise  # a call that is wrong
-        doubt = lost(machine, error)
+        doubt = lost(connection, error)
         doubt.__cause__ = error
         failure = doubt if doubt.unconfirmed_messages else None
-    if not machine.is_closed:  # else they are resolved, or another process has them
+    if not connection.is_closed:  # else they are resolved, or another process has them
         yield AwaitAcks()
     if failure is not None:
         raise failure

@@ -1,19 +1,17 @@
-"""Messages that the server has confirmed, and those it has denied: PINGs that wait for their PONG, and denials.
+"""Confirmed and denied messages: PINGs that wait for their PONG, and publishes that the server refused.
 
 Confirmed. A server answers in order, so a PONG confirms everything that was sent before its PING.
-``Pings.confirmed`` is the number of the last message that is known to be processed. Pings of our own, one each
-interval, find out about a server that has gone without a word; when too many of those are unanswered, the session is
-given up.
+``Pings.confirmed`` is the number of the last message known to be processed. A liveness PING per interval detects a
+server that has stopped answering; when too many of them are unanswered, the session is given up.
 
-Denied. The server names the subject of a denied publish, not the message. It says so on the connection, behind
-everything that it had processed before, and in front of whatever it says because of the message that is missing (a gap,
-a batch that is incomplete). So a publisher of many messages looks here when one of them is missing
-(:meth:`DeniedPublishes.since`).
+Denied. The server names the subject of a denied publish, not the message. The denial arrives after the answers to
+everything processed before it, and before any answer that the missing message causes (a gap, an incomplete batch). A
+publisher that misses a message of many therefore looks here (:meth:`DeniedPublishes.since`).
 
-A denial that no call raises is told by the next flush, or by ``close``. Requests raise theirs, and so does every
-:class:`Claimant` until it is over. The server denies each of many messages to one subject by itself, so a subject
-counts as told until the server has confirmed all that was published when it was last told. The connection sends a PING
-then: its PONG separates those denials from the denials of messages that are published later.
+A denial that no call raises is raised by the next flush, or by ``close``. Requests raise their own denials, and so
+does every :class:`Claimant` until it is done. The server denies each of many messages to one subject separately, so the
+subject counts as reported until the server has confirmed everything published before the report. The connection sends a
+PING then: its PONG separates those denials from denials of later messages.
 """
 
 from __future__ import annotations
@@ -37,14 +35,14 @@ class SentPing:
     """A PING that was sent, or waits for a session to be sent in."""
 
     handle: Any
-    """Who waits for the answer; None for a ping of our own."""
+    """The waiter for the answer; None for a liveness ping."""
     published: int
     """How many messages had been published before it: its PONG confirms them."""
     draining: SubscriptionState | None = None
     is_liveness: bool = False
     """Sent to see whether the server is there. Users may send more pings at once than a dead server is allowed."""
     then: Literal["", "linger", "leave"] = ""
-    """What its PONG means to a session that we are leaving."""
+    """For a session that is being left: the step that its PONG starts. Empty for all other pings."""
     error: Exception | None = None
     """Why it fails, whatever the server answers: one of the messages it waits for was not sent."""
 
@@ -54,9 +52,9 @@ class Pings:
 
     def __init__(self, interval_s: float, max_outstanding: int) -> None:
         self.confirmed = 0
-        """The number of the last message that the server is known to have processed, or that was lost and told of."""
+        """The number of the last message that the server has processed, or that was reported as lost."""
         self.due: float | None = None
-        """When the next ping of our own is sent; None while there is no session."""
+        """When the next liveness ping is due; None without a session."""
         self._interval_s, self._max_outstanding = interval_s, max_outstanding
         self._sent: deque[SentPing] = deque()
 
@@ -71,22 +69,22 @@ class Pings:
         self._sent.appendleft(ping)
 
     def on_pong(self) -> SentPing | None:
-        """The ping that is answered; None when nothing was asked."""
+        """Remove and return the answered ping; None for a PONG without a PING."""
         if not self._sent:
             return None
         ping = self._sent.popleft()
-        # Not the number of this ping alone: one that was put in front (see `add_first`) stands for fewer messages than
-        # those that are confirmed already.
+        # The maximum, because a ping that was put in front (see `add_first`) may stand for fewer messages than are
+        # confirmed already.
         self.confirmed = max(self.confirmed, ping.published)
         return ping
 
     def take_all(self) -> list[SentPing]:
-        """Every ping without an answer; the session is another one."""
+        """Remove and return every unanswered ping: their session is over."""
         pings, self._sent = self._sent, deque()
         return list(pings)
 
     def forget(self, handle: Any, *, is_connected: bool) -> None:
-        """Nobody waits for this flush any more."""
+        """Drop the waiter of a flush; the ping itself keeps its position if it was sent."""
         for ping in self._sent:
             if ping.handle is handle:
                 ping.handle = None  # it stays in its place: the server answers it, and a PONG has no name
@@ -94,14 +92,14 @@ class Pings:
             self._sent = deque(ping for ping in self._sent if ping.handle is not None)
 
     def fail_from(self, number: int, error: Exception) -> bool:
-        """The message of this number was not sent: those who wait for it are told so. False when nobody does."""
+        """Fail the flushes that wait for this message, because it was not sent. False if no flush waits for it."""
         waiting = [ping for ping in self._sent if ping.published >= number and ping.handle is not None]
         for ping in waiting:
             ping.error = ping.error or error
         return bool(waiting)
 
     def on_time(self, now: float) -> bool:
-        """Whether to send a ping of our own now. The first call of a session starts the clock.
+        """True if a liveness ping is due. The first call of a session starts the clock.
 
         Raises:
             ConnectionLost: The server has left too many unanswered.
@@ -128,10 +126,10 @@ MAX_SUBJECTS = 100
 
 
 class Claimant(Protocol):
-    """Tells its callers of denials by itself."""
+    """A publisher that raises denials of its messages to its own callers."""
 
     def publishes_to(self, subject: str) -> bool:
-        """Whether it has published to the subject, and raises a denial of it: it does so until it is over."""
+        """True if it has published to the subject and still raises denials."""
 
 
 class DeniedPublishes:
@@ -145,16 +143,16 @@ class DeniedPublishes:
         self._last: dict[str, tuple[int, PermissionDenied]] = {}
         """The latest of each subject, the oldest first."""
         self._told: dict[str, int] = {}
-        """Up to which message of the connection the denials of a subject are told."""
+        """By subject: the number of the last message whose denials count as reported."""
 
     def watch(self, claimant: Claimant) -> None:
-        """The claimant tells its callers, for as long as it exists and is not over."""
+        """Leave denials to the claimant, until :meth:`leave` or until it is garbage-collected."""
         self._claimants.add(weakref.ref(claimant, self._claimants.discard))
 
     def leave(self, claimant: Claimant, count: int, published: int) -> bool:
-        """The claimant is over; whether messages to its subjects were denied after the first ``count`` denials.
+        """End a claim; True if messages to the claimant's subjects were denied after the first ``count`` denials.
 
-        Then it has told its callers of all that is published so far to these subjects.
+        These denials count as reported for all messages published so far to these subjects.
         """
         self._claimants.discard(weakref.ref(claimant))
         denied = [
@@ -165,10 +163,10 @@ class DeniedPublishes:
         return bool(denied)
 
     def add(self, error: PermissionDenied, *, is_told: bool, published: int, confirmed: int) -> bool:
-        """Note a denial; whether it is told by something else than a flush.
+        """Record a denial; True if another call than a flush raises it.
 
         Args:
-            is_told: Some request raises it.
+            is_told: A request raises it.
             published: The number of the last message published.
             confirmed: The number of the last message that the server has confirmed.
         """

@@ -7,32 +7,32 @@ States, and who moves them::
       └──────────────────────────────────── end(): the transport is gone ──────────────────────────────┘
     any ──close()──> CLOSED
 
-Before CONNECTED the peer may be anybody. A message is then a ``ProtocolError`` and reaches no subscription; where TLS
-follows the greeting, so is any byte behind it (it would be plain text that counts as part of the secure session), and
-there is no login without TLS. What a greeting says (limits, addresses) counts once the session is established.
+Before CONNECTED the peer is not authenticated. A message is then a ``ProtocolError`` and reaches no subscription;
+where TLS follows the greeting, so is any byte behind it (plain text that would count as part of the secure session),
+and without TLS no login is sent. The limits and addresses of a greeting count once the session is established.
 
 The driver dials (see :mod:`jetspark.core.lifecycle`), hands every received chunk to :meth:`Connection.receive_data`,
 sends what :meth:`~Connection.data_to_send` returns, and acts on :meth:`~Connection.events`. An exception from
 ``receive_data`` or ``on_time`` means that the session is of no further use: the driver drops the transport and calls
 ``end``.
 
-What survives a session: subscriptions (sent again, with what is left of their message limit), publishes that were
-not yet handed to the driver, pending requests (their inbox is the same afterwards). What does not: publishes that
-were handed over and that no PONG confirms. How many those are is known exactly and told in ``Disconnected``; a
-``flush`` that waited for them fails with the same number.
+Subscriptions (sent again, with the rest of their message limit), publishes that were not yet handed to the driver,
+and pending requests (their inbox stays the same) survive a session. Publishes that were handed over and not confirmed
+by a PONG do not: ``Disconnected`` has their exact number, and a ``flush`` that waited for them fails with the same
+number.
 
 A server that announces its end (lame duck) is left in good order, if another one is known: see
 :mod:`jetspark.core.lame_duck`.
 
-``handle`` arguments are the driver's (a future, a waiter); they come back in events and are never looked at. ``reader``
-arguments are woken by the dispatcher that passes the events on: see :mod:`jetspark.core.machine`.
+``handle`` arguments are the driver's (a future, a waiter); they come back in events and are never used here.
+``reader`` arguments are woken by the dispatcher of the events: see :mod:`jetspark.core.machine`.
 """
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Unpack
 
 from jetspark.core import frames
 from jetspark.core.auth import Auth
@@ -62,7 +62,7 @@ from jetspark.core.parser import Control, Info, Ping, Pong
 from jetspark.core.reconnect import Server, ServerPool
 from jetspark.core.requests import Requests
 from jetspark.core.subjects import check_line, validate_filter, validate_queue
-from jetspark.core.subscription import SubscriptionState, pending_bounds
+from jetspark.core.subscription import SubscriptionState, SubscriptionTraits, pending_bounds
 from jetspark.core.subscriptions import Subscriptions
 from jetspark.core.tls import describe_error
 from jetspark.errors import (
@@ -92,11 +92,10 @@ class State(enum.Enum):
 class Connection(Outbox):
     """One logical connection, over as many sessions as it takes.
 
-    Its parts: what it sends is in :class:`Outbox`, its subscriptions and what arrives for them in
-    :class:`Subscriptions`, requests and their answers in :class:`Requests`, confirmations and liveness in
-    :class:`Pings`, the names it gives in :class:`Names`. A session begins in :class:`Handshake`, and ends in
-    :class:`Leaving` if there is time. Here are the session's states, and what the server's commands mean to all of
-    them.
+    It has these parts: :class:`Outbox` (messages to send), :class:`Subscriptions` (and arrived messages),
+    :class:`Requests` (and their answers), :class:`Pings` (confirmations and liveness) and :class:`Names`. A session
+    begins in :class:`Handshake`, and ends in :class:`Leaving` if there is time. This class has the session's states,
+    and applies the server's commands to all parts.
     """
 
     def __init__(
@@ -111,7 +110,7 @@ class Connection(Outbox):
     ) -> None:
         """``inbox`` is a subject prefix no other connection has; ``jitter`` gives random numbers in [0, 1)."""
         self.info = ServerInfo()
-        """What the server of the present session, or of the last one, says of itself."""
+        """The INFO of the present session's server, or of the last one's."""
         self.names = Names(inbox)
         self.requests = Requests(self.names)
         super().__init__(options.send_buffer_bytes, self.requests.prefix, self.info.max_payload_bytes)
@@ -159,7 +158,7 @@ class Connection(Outbox):
 
     @property
     def in_doubt(self) -> int:
-        """Publishes of which nobody knows yet whether they arrive: unconfirmed, or still buffered here."""
+        """Publishes that may or may not arrive: unconfirmed, or still buffered here."""
         return self.published - self._pings.confirmed
 
     def begin(self, server: Server, *, wants_tls: bool = False, is_secure: bool = False) -> None:
@@ -225,7 +224,7 @@ class Connection(Outbox):
         handshake = self.handshake
         handshake.receive_data(data)
         while self.state is not State.CONNECTED:
-            if self.state is State.READY and (rest := handshake.take_plain_text()):
+            if self.state is State.READY and (rest := handshake.early_plain_text()):
                 self.state = State.GREETING  # it never was a greeting to go on from
                 raise ProtocolError(f"{len(rest)} bytes in plain text, where TLS must begin: {rest[:80]!r}")
             frame = handshake.next_frame()
@@ -281,7 +280,8 @@ class Connection(Outbox):
         self._events.append(told)
 
     def close(self, error: Exception | None = None) -> None:
-        """End everything. All waiters are told. A close that was interrupted is done again by the next."""
+        """End everything and fail all waiters. May be called again after an interrupt: the second call completes the
+        first."""
         if self._has_told_closed:
             return
         if error is not None:
@@ -302,29 +302,30 @@ class Connection(Outbox):
         self._has_told_closed = True
 
     def disown(self, error: Exception) -> None:
-        """End everything here: the connection is another process's, and so are the messages that are on their way."""
+        """End everything here: after a fork the connection, and the messages on their way, belong to another
+        process."""
         self._handed_over = self._pings.confirmed = self.published
         self.close(error)
         self.events()
 
     def events(self) -> list[Event]:
-        """What happened since the last call, in order."""
+        """Events since the last call, in order."""
         if not self._events:
             return []
         events, self._events = self._events, []
         return events
 
     def put_back(self, events: list[Event]) -> None:
-        """Who took these could not pass all of them on: some may be told twice, none is lost."""
+        """Return events that could not all be delivered: an event may be delivered twice, but none is lost."""
         self._events[:0] = events
 
     def data_to_send(self) -> bytes:
         """Bytes for the transport; they count as handed over from here on."""
         if self.state is not State.CONNECTED:
-            # Only the login: what is buffered is for the session, which begins when the server accepts us.
+            # Only the login: buffered data belong to the session, which begins when the server accepts us.
             data, self._login = self._login, b""
             return data
-        return self._take()
+        return self._hand_over()
 
     def next_deadline(self) -> float | None:
         """When :meth:`on_time` wants to be called next; None while there is nothing to wait for."""
@@ -356,12 +357,7 @@ class Connection(Outbox):
         max_pending_bytes: int | None = None,
         is_unbounded: bool = False,
         reader: Reader | None = None,
-        message_class: type[CoreMessage] | None = None,
-        is_inbox: bool = False,
-        takes_runs: bool = False,
-        answers_to: str = "",
-        follows_sessions: bool = False,
-        ends_with_session: bool = False,
+        **traits: Unpack[SubscriptionTraits],
     ) -> SubscriptionState:
         """Start receiving.
 
@@ -371,13 +367,8 @@ class Connection(Outbox):
             max_pending_messages: Bound of unread messages, instead of the connection's; see also
                 ``max_pending_bytes``.
             is_unbounded: Nothing is dropped: its owner asks for no more than it can hold.
-            reader: Who is woken when messages have arrived.
-            message_class: What its messages are, if not what the connection's messages are.
-            is_inbox: Answers come on subjects used once; nothing about them is remembered, and a drain leaves it open.
-            takes_runs: The reader of an inbox takes answers in ``answer_runs``, too. It has no limit of messages.
-            answers_to: A subject we ask on: if we may not publish there, the subscription ends with that error.
-            follows_sessions: The reader is woken when a session begins, too.
-            ends_with_session: The subscription is over when the next session begins.
+            reader: Woken when messages have arrived.
+            traits: The use of the subscription.
 
         Raises:
             InvalidSubject: It cannot be subscribed to.
@@ -397,12 +388,7 @@ class Connection(Outbox):
             max_pending_messages=bounds[0],
             max_pending_bytes=bounds[1],
             reader=reader,
-            message_class=message_class,
-            is_inbox=is_inbox,
-            takes_runs=takes_runs,
-            answers_to=answers_to,
-            follows_sessions=follows_sessions,
-            ends_with_session=ends_with_session,
+            **traits,
         )
         self.subscriptions.add(subscription)
         self._send_control(frames.sub(subject, queue, subscription.sid))
@@ -426,7 +412,7 @@ class Connection(Outbox):
             # The server counts from the SUB of this session, which may be younger than the subscription.
             self._send_control(frames.unsub(subscription.sid, max_messages - subscription.received_before))
         else:
-            # First: if the rest is interrupted, the session is given up, and its end removes what is finished.
+            # First, so that the end of the session removes a finished subscription if an interrupt skips the rest.
             subscription.is_finished = True
             self._send_control(frames.unsub(subscription.sid))
             self.subscriptions.finish(subscription, self._events)
@@ -448,7 +434,7 @@ class Connection(Outbox):
         self._send_ping(SentPing(handle, self.published))
 
     def forget_flush(self, handle: Any) -> None:
-        """Nobody waits for this flush any more."""
+        """Drop the waiter of a flush, after a timeout or a cancellation."""
         self._pings.forget(handle, is_connected=self.is_connected)
 
     def request(self, handle: Any, subject: str, data: bytes, headers: HeadersLike | None) -> str:
@@ -463,7 +449,7 @@ class Connection(Outbox):
             requests.replies = self._subscribe_to_replies()
         token = str(self.names.next_token())
         self.publish_with_reply(subject, (requests.prefix + token).encode(), data, headers)
-        requests.add(token, handle, subject)  # after it: what publish refuses has nobody who waits
+        requests.add(token, handle, subject)  # after publishing: a refused publish leaves no waiter behind
         return token
 
     def _subscribe_to_replies(self) -> SubscriptionState:
@@ -495,7 +481,7 @@ class Connection(Outbox):
         ping = self._pings.on_pong() if self.state is State.CONNECTED else None
         if ping is None:
             return  # an unasked PONG is odd but harmless
-        self._last_complaint = None  # it was forgiven: the session goes on
+        self._last_complaint = None  # the server answers, so its complaint did not end the session
         self.pool.proven()
         if ping.then:
             self._leaving.on_pong(ping)
@@ -515,11 +501,11 @@ class Connection(Outbox):
     def _on_connected(self) -> None:
         self.state = State.CONNECTED
         self.sessions += 1
-        self._take_info(self.handshake.greeting)
+        self._adopt_info(self.handshake.greeting)
         for subscription in [each for each in self.subscriptions.all if each.ends_with_session]:
             self.subscriptions.finish(subscription, self._events)
         # Before the messages that wait: the answer to one of them, or the message itself, may be for a subscription.
-        self._say_first(self.subscriptions.restore())
+        self._send_first(self.subscriptions.restore())
         for ping in self._pings.take_all():
             ping.published = self.published  # all that is buffered goes out before it
             self._send_ping(ping)
@@ -534,7 +520,7 @@ class Connection(Outbox):
             raise ServerRefused(str(self.server), f"INFO we cannot read: {error}") from None
         if self.state is State.CONNECTED:
             was_lame_duck = self.info.is_lame_duck
-            self._take_info(info)
+            self._adopt_info(info)
             if info.is_lame_duck and not was_lame_duck:
                 self._events.append(LameDuck(str(self.server)))
                 if self.options.reconnect and self.pool.has_other_than(self.server):
@@ -546,15 +532,15 @@ class Connection(Outbox):
         if not self.handshake.awaits_tls:
             self._discover(info)  # also of a server that will refuse us: others of its cluster may not
 
-    def _take_info(self, info: ServerInfo) -> None:
-        """The server of this session says so."""
+    def _adopt_info(self, info: ServerInfo) -> None:
+        """Adopt the limits and addresses of the session's server."""
         self.info = info
         for number, message in self._allow_payload(info.max_payload_bytes):
             self._on_dropped(message, number)
         self._discover(info)
 
     def _on_dropped(self, message: frames.Published, number: int) -> None:
-        """The waiter for the ``number``-th of all messages is told that it was not sent."""
+        """Fail the flush or request that waits for message ``number``: it was dropped unsent."""
         error = PayloadTooLarge(message.size, self.info.max_payload_bytes, message.subject.decode(errors="replace"))
         self._events.append(ErrorReported(error))
         if not self.requests.fail_reply(message.reply, error, self._events) and not self._pings.fail_from(
@@ -568,8 +554,8 @@ class Connection(Outbox):
             return
         server = self.server
         assert server is not None
-        # Announced are bare addresses. They get the secrets and the TLS of the server that announced them: without, a
-        # reconnect would log in as nobody, or in plain text.
+        # The cluster announces bare addresses. They get the secrets and the TLS of the announcing server; otherwise a
+        # reconnect would log in without credentials, or in plain text.
         new = self.pool.discovered(
             urls,
             requires_tls=info.requires_tls or server.requires_tls,
@@ -582,8 +568,8 @@ class Connection(Outbox):
     def _on_error(self, text: str) -> None:
         server = str(self.server)
         if self.state is not State.CONNECTED:
-            # In plain text anybody may have said so, and our secrets are no worse for it.
-            if is_about_credentials(text) and not self.handshake.may_be_anybody:
+            # In plain text an attacker may have sent this, so it says nothing about our secrets.
+            if is_about_credentials(text) and not self.handshake.may_be_forged:
                 raise AuthenticationFailed(server, text)
             raise ServerRefused(server, text)
         denied = parse_permission_denied(text)
@@ -591,14 +577,14 @@ class Connection(Outbox):
             error, queue = denied
             self._on_permission_denied(error, queue)
             return
-        # The server closes the connection after what it cannot forgive; then this is the reason to give.
+        # After some errors the server closes the connection; then this one is the reason to report.
         self._last_complaint = ServerRefused(server, text)
         self._events.append(ErrorReported(self._last_complaint))
 
     def _on_permission_denied(self, error: PermissionDenied, queue: str) -> None:
         subject = error.subject
         if error.operation == "publish":
-            # The server names the subject, not the message: all who ask there will get the same answer, which is none.
+            # The server names the subject, not the message: every request to it will stay unanswered.
             was_asked = self.requests.fail_subject(subject, error, self._events)
             asking = self.subscriptions.answering(subject)
             for subscription in asking:
@@ -616,7 +602,7 @@ class Connection(Outbox):
             else:
                 self._refused_publish = self._refused_publish or error
         else:
-            is_told = False  # a subscription with a callback has nobody to raise it to
+            is_told = False  # a subscription with a callback has no caller to raise it to
             for subscription in self.subscriptions.named(subject, queue):
                 subscription.error = error
                 self.subscriptions.finish(subscription, self._events)
@@ -637,9 +623,9 @@ class Connection(Outbox):
             self._send_ping(SentPing(None, self.published))
 
     def _send_control(self, frame: bytes) -> None:
-        # While there is no session, there is nothing to say: connecting sends the subscriptions that exist then.
+        # Without a session nothing is sent: connecting sends the subscriptions that exist then.
         if self.state is State.CONNECTED:
-            self._say(frame)
+            self._send_command(frame)
 
     def _send_ping(self, ping: SentPing) -> None:
         self._pings.add(ping)

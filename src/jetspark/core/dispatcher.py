@@ -1,4 +1,4 @@
-"""Results of a connection, and their way to readers, waiting calls, machines and the program.
+"""Delivers the events of a connection to readers, waiting calls, machines and the program.
 
 ``Connection.events()`` returns answers for waiting calls (``Done``, ``Failed``), subscriptions to read (``Ready``) and
 connection events. ``handle`` is the driver's (a future, a waiter): it was given with the call, comes back here, and the
@@ -46,33 +46,33 @@ Event: TypeAlias = Done | Failed | Ready | ConnectionEvent
 
 
 class Dispatcher:
-    """Who is told what happens to one connection. Nothing here waits; the driver calls it without its lock."""
+    """Delivers the events of one connection. Nothing here waits; the driver calls it without its lock."""
 
     def __init__(self, logger: logging.Logger, on_event: OnEvent | None) -> None:
         self._logger, self._on_event = logger, on_event
         self._was_connected = False
         self.attached: list[Attached] = []
-        """Our own machines; told before the program is, so that it finds them up to date."""
+        """Machines of our own; they get an event before the program does, so that the program finds them up to date."""
 
     def attach(self, attached: Attached) -> None:
-        """Tell it every connection event from now on, and when the moment of its ``next_deadline`` has come.
+        """Send it every connection event from now on, and call it at its ``next_deadline``.
 
-        Attaching twice is attaching once.
+        A second call has no effect.
         """
         if attached not in self.attached:
             self.attached.append(attached)
 
     def detach(self, attached: Attached) -> None:
-        """Tell it nothing more. May be called twice: a caller that was interrupted leaves again."""
+        """Send it no more events. May be called twice: an interrupted caller leaves again."""
         if attached in self.attached:
             self.attached.remove(attached)
 
     def next_deadline(self) -> float | None:
-        """The nearest of what is attached."""
+        """The earliest deadline of all attached machines."""
         return min((at for each in self.attached if (at := each.next_deadline()) is not None), default=None)
 
     def due(self, now: float) -> list[Attached]:
-        """Whose time has come."""
+        """The attached machines whose deadline has come."""
         return [each for each in self.attached if (at := each.next_deadline()) is not None and now >= at]
 
     def deliver(self, events: list[Event]) -> None:
@@ -83,38 +83,39 @@ class Dispatcher:
                     if subscription.reader is not None:
                         self.guard(subscription.reader.wake)
                 case Done(handle, result):
-                    if not handle.done():  # it may have been cancelled meanwhile
+                    if not handle.done():  # its waiter may have cancelled it
                         handle.set_result(result)
                 case Failed(handle, error):
                     if not handle.done():
                         handle.set_exception(error)
                 case _:
-                    self._tell(event)
+                    self._publish_event(event)
 
     def report(self, error: Exception) -> None:
-        """Tell the program of a mistake that ends nothing: a callback of its own raised."""
-        self._tell(ErrorReported(error))
+        """Report an error that ends nothing, such as one raised by the program's own callback."""
+        self._publish_event(ErrorReported(error))
 
     def guard(self, call: Callable[..., None], *args: Any) -> None:
-        """Call one reader. The connection is everybody's: what goes wrong there must not end it for the others."""
+        """Call one reader. An error is logged and reported, so that it ends neither the connection nor other
+        readers."""
         try:
             call(*args)
         except Exception as error:
-            self._logger.exception("%r failed; the connection goes on", call)
-            self._tell_program(ErrorReported(error))
+            self._logger.exception("%r failed; the connection and its other readers continue", call)
+            self._call_program(ErrorReported(error))
 
-    def _tell(self, event: ConnectionEvent) -> None:
+    def _publish_event(self, event: ConnectionEvent) -> None:
         self._was_connected |= isinstance(event, Connected)
-        # Who connects for the first time is told by an exception; a log would say it twice.
+        # The caller of the first connect gets an exception; a log line would repeat it.
         if self._was_connected or not isinstance(event, Closed):
             log_event(self._logger, event)
-        for attached in list(self.attached):  # a copy: being told may detach it
+        for attached in list(self.attached):  # a copy: an event may detach it
             self.guard(attached.on_event, event)
-        self._tell_program(event)
+        self._call_program(event)
 
-    def _tell_program(self, event: ConnectionEvent) -> None:
+    def _call_program(self, event: ConnectionEvent) -> None:
         if self._on_event is not None:
             try:
                 self._on_event(event)
             except Exception:
-                self._logger.exception("on_event raised for %r", event)
+                self._logger.exception("on_event raised for %r; the connection continues", event)

@@ -1,12 +1,12 @@
-"""Clients, subscriptions and runners of both drivers, but for the waiting.
+"""The parts of clients, subscriptions and runners that do not wait, shared by both drivers.
 
-``ClientBase`` and ``SubscriptionBase`` are facts. The runners are everything between a
-:class:`~jetspark.core.machine.Machine` and a link.
+``ClientBase`` and ``SubscriptionBase`` have read-only facts. The runners connect a
+:class:`~jetspark.core.machine.Machine` to a link.
 
-One runner runs one machine. It is the reader of the machine's inbox, it is attached to the link while the machine has
-something to hear of or to wait for, and its owner's callers wait in it. After each call into the machine it does the
-same: tell the owner, wake the callers, write what the machine sent by itself, and look when the next deadline is. How
-callers wait is each driver's own: see its ``runner.py``.
+One runner runs one machine. It is the reader of the machine's inbox, and it is attached to the link while the machine
+expects events or has a deadline; its owner's callers wait in it. After each call into the machine it does the same:
+notify the owner, wake the callers, write the messages of the machine, and set an alarm for its next deadline. The
+waiting itself is in each driver's ``runner.py``.
 
 With threads, the link's lock guards the machine. Callers of a runner hold it; methods that the link calls take it
 themselves. Time is watched by the connection's own thread, and by callers while they wait: a batch must be kept alive
@@ -17,18 +17,32 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from jetspark.core.connection import Connection
 from jetspark.core.events import ConnectionEvent
+from jetspark.core.headers import HeadersLike
 from jetspark.core.info import ServerInfo
 from jetspark.core.link import WRITE_AT_BYTES, Crowd, DriverLink, drop_reader
 from jetspark.core.machine import Machine, PacedMachine
+from jetspark.core.message import CoreMessage
 from jetspark.core.options import ConnectOptions
 from jetspark.core.subscription import SubscriptionState
 from jetspark.errors import UsageError
 
-__all__ = ["ClientBase", "PacedRunnerBase", "RunnerBase", "SubscriptionBase", "SubscriptionReaderBase"]
+__all__ = [
+    "ClientBase",
+    "ContextBase",
+    "PacedRunnerBase",
+    "ReplyHandle",
+    "RunnerBase",
+    "SharedContextBase",
+    "SubscriptionBase",
+    "SubscriptionReaderBase",
+]
+
+SMALL_BYTES = 4096
+"""A reply of at most this size is below the limit of any server, and is sent without comparing the two."""
 
 # ---- facts -----------------------------------------------------------------------------------------------------------
 
@@ -114,11 +128,11 @@ class SubscriptionBase:
 
     @property
     def is_finished(self) -> bool:
-        """Nothing more will arrive. Unread messages may still be there."""
+        """True if no more messages will arrive. Unread messages may still be there."""
         return self._state.is_finished
 
     def _is_readable(self) -> bool:
-        """Whether nobody has to wait any more: for a message, or for the end."""
+        """True if a reader need not wait: a message, or the end, is there."""
         return bool(self._state.pending) or self._state.is_finished
 
 
@@ -126,18 +140,147 @@ class SubscriptionReaderBase:
     """The reader of a subscription, but for the waiting."""
 
     state: SubscriptionState
+    direct: Callable[[Any], None] | None = None
+    """Called with each message while the connection reads, so it must not wait. Its errors are reported."""
 
     def __init__(self, link: DriverLink, changed: Crowd) -> None:
-        """``changed`` are those who wait for messages."""
+        """``changed`` has the callers that wait for messages."""
         self._link, self.changed = link, changed
 
     def wake(self) -> None:
+        if self.direct is not None:
+            self._call_directly(self.direct)
         with self._link.lock:
             self.changed.notify_all()
+
+    def _call_directly(self, callback: Callable[[Any], None]) -> None:
+        take, dispatcher = self.state.pending.popleft, self._link.dispatcher
+        while True:
+            try:
+                message = take()  # atomic, because another thread may be in here
+            except IndexError:
+                break
+            dispatcher.guard(callback, message)
+        if self.state.is_finished and self.state.error is not None:
+            dispatcher.report(self.state.error)
 
     @property
     def pending_messages(self) -> int:
         return len(self.state.pending)
+
+
+# ---- past the client -------------------------------------------------------------------------------------------------
+
+
+M_contra = TypeVar("M_contra", bound=CoreMessage, contravariant=True)
+C = TypeVar("C", bound=CoreMessage)
+
+
+class ReplyHandle(Protocol[M_contra]):
+    """The receiver of one request's outcome. The connection calls it while it reads, so no method may wait."""
+
+    def done(self) -> bool:
+        """Called first; the outcome of a request whose handle is done is dropped."""
+
+    def set_result(self, message: M_contra, /) -> None:
+        """The first reply."""
+
+    def set_exception(self, error: Exception, /) -> None:
+        """No reply will come: ``NoResponders``, ``PermissionDenied`` or the end of the connection."""
+
+
+class _HasLink(Protocol):
+    @property
+    def connection(self) -> Connection: ...
+
+    @property
+    def link(self) -> DriverLink: ...
+
+
+class ContextBase(Generic[C]):
+    """Calls on the connection for which no task, future or timer is made. ``C`` is the driver's class of messages."""
+
+    __slots__ = ()
+
+    def request_with(
+        self: _HasLink,
+        handle: ReplyHandle[C],
+        subject: str,
+        data: bytes,
+        headers: HeadersLike | None = None,
+        *,
+        at_once: bool = True,
+    ) -> str:
+        """Send a request whose first reply goes to ``handle``.
+
+        Returns a token for :meth:`forget`, which the caller calls when it stops waiting: there is no time-out.
+
+        Args:
+            at_once: Write it now; False writes it together with the messages that follow within this moment.
+
+        Raises:
+            BufferFull: There is no room in the send buffer; nothing was sent.
+            InvalidSubject, InvalidHeader, PayloadTooLarge, ConnectionClosed: Nothing was sent.
+        """
+        token = self.connection.request(handle, subject, data, headers)
+        if at_once:
+            self.link.flush()
+        else:
+            self.link.flush_soon()
+        return token
+
+    def forget(self: _HasLink, token: str) -> None:
+        """Drop the reply to a :meth:`request_with`, should it still come."""
+        self.connection.requests.forget(token)
+
+    def send_reply(
+        self: _HasLink, subject: str, data: bytes, headers: HeadersLike | None = None, *, at_once: bool = True
+    ) -> None:
+        """Publish to the reply subject of a message, which the caller has checked.
+
+        Args:
+            at_once: As for :meth:`request_with`.
+
+        Raises:
+            BufferFull: There is no room in the send buffer; nothing was sent.
+            InvalidHeader, PayloadTooLarge, ConnectionClosed: Nothing was sent.
+        """
+        if headers is None and len(data) <= SMALL_BYTES:
+            self.connection.publish_raw(subject.encode(), data)
+        else:
+            self.connection.publish(subject, data, "", headers)
+        if at_once:
+            self.link.flush()
+        else:
+            self.link.flush_soon()
+
+
+class SharedContextBase(ContextBase[C]):
+    """The same calls for threads, under the link's lock, which would cost a command with asyncio one percent."""
+
+    __slots__ = ()
+
+    def request_with(
+        self: _HasLink,
+        handle: ReplyHandle[C],
+        subject: str,
+        data: bytes,
+        headers: HeadersLike | None = None,
+        *,
+        at_once: bool = True,
+    ) -> str:
+        with self.link.lock, self.link.doubt:
+            return ContextBase.request_with(self, handle, subject, data, headers, at_once=at_once)
+
+    def forget(self: _HasLink, token: str) -> None:
+        with self.link.lock:
+            ContextBase.forget(self, token)
+
+    def send_reply(
+        self: _HasLink, subject: str, data: bytes, headers: HeadersLike | None = None, *, at_once: bool = True
+    ) -> None:
+        with self.link.lock, self.link.doubt:
+            ContextBase.send_reply(self, subject, data, headers, at_once=at_once)
 
 
 # ---- running machines ------------------------------------------------------------------------------------------------
@@ -148,26 +291,26 @@ P = TypeVar("P", bound=PacedMachine)
 
 
 class RunnerBase(Generic[M]):
-    """Wakes one machine by answers, events and time, and wakes those who wait for it."""
+    """Wakes one machine by answers, events and time, and then the callers that wait for it."""
 
     machine: M
     changed: Crowd
-    """Those who wait for the machine; the driver's, which makes it."""
+    """The callers that wait for the machine; made by the driver."""
 
-    def __init__(self, link: DriverLink, on_step: Callable[[], None], tell: Callable[[], None]) -> None:
+    def __init__(self, link: DriverLink, on_step: Callable[[], None], notify_owner: Callable[[], None]) -> None:
         """Two calls of the owner's.
 
-        ``on_step`` is called after each call into the machine, before its callers go on. ``tell`` is called after what
-        the link told us, and where there is a lock it is free then: to call the program back.
+        ``on_step`` is called after each call into the machine, before its callers continue. ``notify_owner`` is called
+        after a call from the link, without the driver's lock, so that it may call the program.
         """
         self._link: DriverLink = link
         self._connection = link.connection
-        self._on_step, self._tell = on_step, tell
+        self._on_step, self._notify_owner = on_step, notify_owner
         self.due_at: float | None = None
         """When the machine is called at the latest; None while no alarm is set for it."""
 
     def run(self, machine: M) -> M:
-        """This is the machine. It is given by a call of its own, because it is made with the runner as its reader."""
+        """Set the machine, which is made after the runner because the runner is its reader."""
         self.machine = machine
         return machine
 
@@ -183,21 +326,21 @@ class RunnerBase(Generic[M]):
         """Call into the machine, with the time."""
         try:
             call(self._link.now())
-        except Exception as error:  # a mistake of ours: nobody must wait for what never comes
+        except Exception as error:  # a bug of ours: no caller may wait for an answer that never comes
             self.machine.fail(error)
             raise
         except BaseException as error:
             self.on_interrupt(error)
             raise
         finally:
-            self.settle()
+            self.after_step()
 
     def on_interrupt(self, error: BaseException) -> None:
-        """A call into the machine did not return. If it was interrupted half-way, the session is given up: what the
-        machine and the connection know of each other may differ."""
+        """End the session after an interrupt in the middle of a call into the machine: the states of machine and
+        connection may no longer agree."""
         self._link.doubt.after(error)
 
-    def settle(self) -> None:
+    def after_step(self) -> None:
         """After every call into the machine."""
         self._on_step()
         self.changed.notify_all()
@@ -205,7 +348,7 @@ class RunnerBase(Generic[M]):
             self.watch_clock()
 
     def watch_clock(self) -> None:
-        """Have the link call us at the machine's deadline. An alarm that is early enough stays: it is set anew then."""
+        """Have the link call us at the machine's deadline. An earlier alarm stays: it sets the next one itself."""
         deadline = self.machine.next_deadline()
         if deadline is not None:
             self.wake_at(deadline)
@@ -216,8 +359,8 @@ class RunnerBase(Generic[M]):
             self.due_at = moment
             self._link.set_alarm(moment)
 
-    def look(self) -> None:
-        """Do what is due. Where threads wait, the connection's own may be busy with the program's ``on_event``."""
+    def run_due(self) -> None:
+        """Call ``on_time`` if it is due. With threads the connection's own thread may be busy in ``on_event``."""
         now = self._link.now()
         if self.due_at is not None and now >= self.due_at:
             self.on_time(now)
@@ -227,7 +370,7 @@ class RunnerBase(Generic[M]):
     def on_event(self, event: ConnectionEvent) -> None:
         with self._link.lock:
             self.step(partial(self.machine.on_event, event))
-        self._tell()
+        self._notify_owner()
 
     def next_deadline(self) -> float | None:
         return self.due_at
@@ -236,7 +379,7 @@ class RunnerBase(Generic[M]):
         with self._link.lock:
             self.due_at = None
             self.step(self.machine.on_time)
-        self._tell()
+        self._notify_owner()
 
     # ---- the reader of the machine's inbox ---------------------------------------------------------------------
 
@@ -244,7 +387,7 @@ class RunnerBase(Generic[M]):
         """The server said something."""
         with self._link.lock:
             self.step(self.machine.on_replies)
-        self._tell()
+        self._notify_owner()
 
     @property
     def pending_messages(self) -> int:
@@ -252,21 +395,21 @@ class RunnerBase(Generic[M]):
 
 
 class PacedRunnerBase(RunnerBase[P]):
-    """A runner whose callers also wait for the connection to take what they send."""
+    """A runner whose callers also wait for room in the connection's buffer."""
 
     def on_interrupt(self, error: BaseException) -> None:
-        """A machine that was interrupted half-way is not used any more, either: what it has sent it may not know."""
+        """Fail the machine too: after an interrupt it may not know which messages it has sent."""
         super().on_interrupt(error)
         if not isinstance(error, Exception):
             self.machine.fail(UsageError(f"it was interrupted by {type(error).__name__}; begin another one"))
             self.drop_inbox()
             self.detach()
 
-    def settle(self) -> None:
-        super().settle()
+    def after_step(self) -> None:
+        super().after_step()
         self.watch_clock()  # a hole that is noticed brings the deadline nearer
         if self.machine.failure is not None:
-            self._link.room.notify_all()  # those who wait for the connection, and not for the machine
+            self._link.room.notify_all()  # wakes callers that wait for the connection's room, not for the machine
         out_bytes = self._connection.out_bytes
         if out_bytes >= WRITE_AT_BYTES:
             self._link.hand_over()
@@ -274,7 +417,7 @@ class PacedRunnerBase(RunnerBase[P]):
             self._link.flush_soon()
 
     def next_deadline(self) -> float | None:
-        # Asked anew each time: callers send without a step, and what they send has to be watched.
+        # Computed at each call: callers send without a step, and their messages have deadlines too.
         deadline, due_at = self.machine.next_deadline(), self.due_at
         if deadline is None or due_at is None:
             return due_at if deadline is None else deadline

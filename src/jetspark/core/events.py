@@ -113,7 +113,7 @@ class ServersDiscovered:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """The connection is over, for good. ``error`` is None when that was our own wish.
+    """The connection is over permanently. ``error`` is None after a call of ``close`` or ``drain``.
 
     ``unsent_messages`` had been accepted and never left: they are lost.
     """
@@ -147,7 +147,8 @@ def log_event(logger: logging.Logger, event: ConnectionEvent) -> None:
         case Reconnected(server):
             logger.info("reconnected to %s", server)
         case Disconnected(server, reason, unconfirmed, buffered, _):
-            logger.warning("lost %s: %s (%d messages unconfirmed, %d buffered)", server, reason, unconfirmed, buffered)
+            what = "connection to %s lost: %s (%d messages unconfirmed, %d buffered)"
+            logger.warning(what, server, reason, unconfirmed, buffered)
         case ReconnectFailed(server, error, attempts):
             logger.warning("attempt %d to reconnect to %s failed: %s", attempts, server, error)
         case SlowConsumer(subject, dropped):
@@ -157,15 +158,16 @@ def log_event(logger: logging.Logger, event: ConnectionEvent) -> None:
         case ErrorReported(error):
             logger.error("%s", error, exc_info=error if error.__traceback__ else None)
         case LameDuck(server):
-            logger.info("%s is about to shut down", server)
+            logger.info("%s announced its shutdown (lame duck mode)", server)
         case Closed(error, unsent) if error is not None or unsent:
-            logger.error("closed: %s (%d messages never sent)", error or "as asked", unsent)
+            logger.error("connection closed: %s (%d messages never sent)", error or "by the program", unsent)
         case _:
             logger.debug("%r", event)
 
 
 def log_never_closed(logger: logging.Logger, server: object, unsent: int, in_doubt: int) -> None:
-    """A client is gone, or its loop, and nobody closed it: say what that has cost."""
+    """Warn about a client that was garbage-collected, or whose loop ended, without ``close``; with its lost
+    messages."""
     logger.warning(
         "a client of %s was never closed: %d published messages were never sent, %d are in doubt",
         server,

@@ -1,8 +1,8 @@
 """The beginning of a session, before the server has accepted us: greeting, TLS, login.
 
-Until then the peer may be anybody. Bytes are read one frame at a time, because each frame may change what the next may
-be. Where TLS follows the greeting, any byte behind it would be plain text that counts as part of the secure session;
-and there is no login without TLS where TLS is wanted.
+Until then the peer is not authenticated. Bytes are read one frame at a time, because each frame may change which frames
+may follow. Where TLS follows the greeting, any byte behind it would be plain text that counts as part of the secure
+session; and where TLS is wanted, no login is sent without it.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ class Handshake:
     def __init__(self, *, wants_tls: bool = False, is_secure: bool = False) -> None:
         """``is_secure`` says that TLS comes first and the greeting over it."""
         self.greeting = ServerInfo()
-        """What the server says of itself, which may not be the one we want."""
+        """The peer's INFO. The peer may be another server than the intended one."""
         self._wants_tls, self._is_secure = wants_tls, is_secure
         self._reader = HandshakeReader()
 
     @property
     def awaits_tls(self) -> bool:
-        """Whether TLS has to be put on the transport before we log in."""
+        """True if the transport has to be upgraded to TLS before we log in."""
         return not self._is_secure and (self._wants_tls or self.greeting.requires_tls)
 
     @property
-    def may_be_anybody(self) -> bool:
-        """Whether what is said now may come from somebody else than the server we want."""
+    def may_be_forged(self) -> bool:
+        """True while an attacker could have written the received bytes: TLS is wanted and not on yet."""
         return self._wants_tls and not self._is_secure
 
     def secured(self) -> None:
@@ -45,7 +45,7 @@ class Handshake:
         self._is_secure = True
 
     def login(self, server: Server, auth: Auth | None, options: ConnectOptions) -> bytes:
-        """What answers the greeting.
+        """CONNECT and PING, the answer to the greeting.
 
         Raises:
             ProtocolError: TLS is not on yet, and secrets are not sent in plain text.
@@ -66,7 +66,8 @@ class Handshake:
         if options.name:
             fields["name"] = options.name
         fields |= connect_fields(auth or server.auth, self.greeting.nonce)
-        # A CONNECT that is accepted is answered by nothing: only the PONG tells, and anything before it is a refusal.
+        # The server does not answer an accepted CONNECT: only the PONG confirms it, and anything before it is a
+        # refusal.
         return frames.connect(fields) + frames.PING
 
     # ---- bytes -------------------------------------------------------------------------------------------------
@@ -81,10 +82,10 @@ class Handshake:
         """
         return self._reader.next_frame()
 
-    def take_plain_text(self) -> bytes:
-        """Bytes that are there where TLS must begin: none may be."""
+    def early_plain_text(self) -> bytes:
+        """Bytes received where TLS must begin; any such byte is an error."""
         return self._reader.take_rest() if self.awaits_tls and self._reader.has_more else b""
 
     def take_rest(self) -> bytes:
-        """What was received behind the last frame."""
+        """Bytes received behind the last frame."""
         return self._reader.take_rest()

@@ -56,7 +56,7 @@ _EXCERPT_CHARS = 80
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What the server says in the first line of a header block, such as 503 ``No Responders``."""
+    """The status in the first line of a header block, such as 503 ``No Responders``."""
 
     code: int
     description: str = ""
@@ -70,7 +70,7 @@ class Headers(MutableMapping[str, str]):
     spelling of it. Two are equal when names (case included) and values are; the order of names is ignored.
 
     Every name and value is checked on the way in and raises `InvalidHeader`, so a `Headers` the program built
-    can always be sent. One that was received keeps whatever its sender wrote, and `encode` checks it again.
+    can always be sent. Received ``Headers`` keep their sender's text, and `encode` checks it again.
     """
 
     __slots__ = ("_values",)
@@ -138,7 +138,7 @@ class Headers(MutableMapping[str, str]):
         return _restore, ({name: values.copy() for name, values in self._values.items()},)
 
     def get_all(self, name: str) -> list[str]:
-        """Every value of ``name`` in order, ``[]`` if there is none; the list is the caller's."""
+        """Every value of ``name`` in order, ``[]`` without any; the list is the caller's."""
         spelling = self._find(name)
         return [] if spelling is None else self._values[spelling].copy()
 
@@ -188,7 +188,7 @@ class Headers(MutableMapping[str, str]):
 
 
 HeadersLike: TypeAlias = Headers | Mapping[str, str | Sequence[str]] | Sequence[tuple[str, str]] | None
-"""What functions that take headers accept. A mapping's empty sequence means the name is left out."""
+"""The argument types for headers. An empty sequence in a mapping leaves the name out."""
 
 
 def encode(headers: HeadersLike) -> bytes:
@@ -253,10 +253,10 @@ def decode(raw: bytes) -> Headers:
 
 
 def readable(raw: bytes | None) -> Headers:
-    """What can be read of a block, for those who must not stop at a message because of its publisher.
+    """The readable lines of a block, for readers that must not stop at a message because of its publisher.
 
-    The same as :func:`decode`, but lines that are no headers are left out, and the version and the closing blank line
-    are not asked for.
+    As :func:`decode`, but lines without ``name:`` are left out, and neither the version nor the closing blank line is
+    required.
     """
     if not raw:
         return Headers()

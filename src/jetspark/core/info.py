@@ -1,4 +1,4 @@
-"""What a server says of itself in INFO, and what it means by its -ERR texts."""
+"""The fields of a server's INFO, and the meaning of its -ERR texts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["ServerInfo", "is_about_credentials", "parse_permission_denied"]
 # The server's default, in force until INFO says otherwise.
 DEFAULT_MAX_PAYLOAD_BYTES = 1 << 20
 
-# What nats-server says when credentials are missing, wrong, or no longer good.
+# The texts of nats-server for missing, wrong or expired credentials.
 # "Authentication Timeout" is a busy server, not a wrong secret.
 _AUTHENTICATION_TEXT = re.compile(r"(authorization|authentication)(?! timeout)", re.IGNORECASE)
 _PERMISSION_TEXT = re.compile(
@@ -25,7 +25,7 @@ _PERMISSION_TEXT = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """What the server says of itself; ``fields`` has all of it."""
+    """The server's INFO; ``fields`` has all of it."""
 
     fields: Mapping[str, Any] = field(default_factory=dict, repr=False)
     name: str = ""
@@ -55,12 +55,12 @@ class ServerInfo:
 
 
 def is_about_credentials(text: str) -> bool:
-    """Whether the server refuses who we are, as opposed to something about the connection."""
+    """True if the server refuses our credentials, as opposed to something about the connection."""
     return _AUTHENTICATION_TEXT.search(text) is not None
 
 
 def parse_permission_denied(text: str) -> tuple[PermissionDenied, str] | None:
-    """What the server does not allow, and the queue group it names (empty for none)."""
+    """The denied operation and subject, and the queue group in the text (empty without one)."""
     found = _PERMISSION_TEXT.search(text)
     if found is None:
         return None

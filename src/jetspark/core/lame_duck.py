@@ -1,7 +1,7 @@
-"""Leaving a server that announced its end (lame duck) in good order, for another one. Nothing is in doubt then.
+"""Leaving a server that announced its shutdown (lame duck) for another one, with no message in doubt.
 
-From the notice on, what is accepted waits for the next session; a PING confirms what was handed over; for ``LINGER_S``
-answers to it may arrive; then the subscriptions end, and with the answer to a last PING the session.
+From the notice on, accepted messages wait for the next session; a PING confirms the messages handed over before; their
+answers may arrive for ``LINGER_S``; then the subscriptions end, and the session with the answer to a last PING.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from jetspark.errors import ConnectionLost
 
 __all__ = ["LINGER_S", "Leaving"]
 
-# Time for answers to what a server has confirmed, before it is left: publishers are held back meanwhile. Without it the
+# Time for answers to confirmed messages, before the server is left: publishers are held back for it. Without it the
 # last acknowledgements of a stream with three replicas were missed.
 LINGER_S = 0.25
 
@@ -25,18 +25,18 @@ class Leaving:
     def __init__(self, outbox: Outbox, pings: Pings, subscriptions: Subscriptions) -> None:
         self._outbox, self._pings, self._subscriptions = outbox, pings, subscriptions
         self._goodbye_at: float | None = None
-        """When lingering ends; 0 until somebody has told us the time."""
+        """When lingering ends; 0 until the next call of :meth:`on_time`, which has the time."""
 
     def begin(self) -> None:
-        """Go to another server as soon as this one has confirmed and answered what it got."""
+        """Leave for another server as soon as this one has confirmed and answered all messages handed over."""
         self._outbox.hold_back()
-        self._outbox.say_last([frames.PING])
+        self._outbox.send_last([frames.PING])
         self._pings.add(SentPing(None, self._outbox.published, then="linger"))
 
     def on_pong(self, ping: SentPing) -> None:
         """
         Raises:
-            ConnectionLost: It was the last one.
+            ConnectionLost: The PONG was that of the last PING.
         """
         if ping.then == "linger":
             self._goodbye_at = 0.0
@@ -54,7 +54,7 @@ class Leaving:
 
     def _say_goodbye(self) -> None:
         """End what the server holds for us: it then delivers to others of our queue groups, and pull requests end."""
-        self._outbox.say_last([*(frames.unsub(each.sid) for each in self._subscriptions.all), frames.PING])
+        self._outbox.send_last([*(frames.unsub(each.sid) for each in self._subscriptions.all), frames.PING])
         self._goodbye_at = None
         self._pings.add_first(SentPing(None, self._outbox.published_at_leaving, then="leave"))
 

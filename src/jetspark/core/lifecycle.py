@@ -1,8 +1,7 @@
 """How a session comes about: one generator that decides, run by a driver that can wait.
 
-:func:`establish` yields what it needs done and is resumed when it is: dial, exchange bytes, upgrade to TLS, pause. A
-driver answers by sending a value back or by throwing the error that occurred. Initial connect and every reconnect
-are the same code on both drivers.
+:func:`establish` yields steps: dial, exchange bytes, upgrade to TLS, pause. A driver performs a step, and sends its
+value back or throws its error. Initial connect and every reconnect are the same code on both drivers.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ class Hangup:
 
 @dataclass(frozen=True, slots=True)
 class AskSecret:
-    """Call the function the user gave for credentials; the answer is what to send back. It may hang: bound the wait."""
+    """Call the user's function for credentials; its result is the answer. The function may hang: bound the wait."""
 
     source: Callable[[], Any]
 
@@ -72,7 +71,7 @@ class AskSecret:
 Step: TypeAlias = Sleep | Dial | UpgradeToTLS | Converse | Hangup | AskSecret
 Establishing: TypeAlias = Steps[Step, None]
 
-# What the world may throw at an attempt: refused, unreachable, timed out, bad certificate, not NATS, not welcome.
+# The errors of an attempt: refused, unreachable, timed out, bad certificate, not NATS, credentials refused.
 # (ssl.SSLError and socket.gaierror are OSErrors; a user's secret function may raise anything it likes of these.)
 _ATTEMPT_ERRORS = (OSError, UnicodeError, JetSparkError)
 
@@ -80,9 +79,9 @@ _ATTEMPT_ERRORS = (OSError, UnicodeError, JetSparkError)
 def establish(connection: Connection, auth: AuthSource, tls: TLSConfig | None, *, is_first: bool) -> Establishing:
     """Try servers until a session is up.
 
-    The first time each server gets one attempt, and failure is the caller's to handle. Later it goes on as long as
-    the options allow, and failures are told by events; except that a server that refused a fixed secret twice is not
-    shown it a third time. A secret that can change (a function, a credentials file) is worth any number of attempts.
+    The first time each server gets one attempt, and a failure is raised to the caller. Later attempts continue as long
+    as the options allow, and failures are events. A server that refused a fixed secret twice is not tried with it a
+    third time; a secret that can change (a function, a credentials file) is worth any number of attempts.
 
     Raises:
         NoServersAvailable: None could be reached.
@@ -94,7 +93,7 @@ def establish(connection: Connection, auth: AuthSource, tls: TLSConfig | None, *
     tried: set[Server] = set()
     while True:
         server, delay = pool.next()
-        # The second round of a first connect. Its caller waits, and can decide better than we whether to try again.
+        # The second round of a first connect. Its caller waits, and can decide better than this code on another try.
         if is_first and server in tried:
             raise pool.exhausted()
         tried.add(server)
@@ -139,11 +138,12 @@ def _attempt_under_name(
     yield from _greeting(connection, server, tls_name, tls)
     try:
         if connection.handshake.awaits_tls:
-            # Who wants TLS must not be talked out of it by an INFO, which comes in plain text and may be anybody's.
+            # A client that wants TLS must not be talked out of it by an INFO in plain text, which an attacker may have
+            # sent.
             if not (
                 connection.handshake.greeting.requires_tls or connection.handshake.greeting.fields.get("tls_available")
             ):
-                raise ConnectionLost(f"{server} does not offer TLS, and falling back to plain text is not done")
+                raise ConnectionLost(f"{server} does not offer TLS; refusing to continue in plain text")
             yield UpgradeToTLS(tls_name)
             connection.handshake.secured()
         # Asked for now, not before dialling: a token may live for seconds, and most attempts of an outage end sooner.

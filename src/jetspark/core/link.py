@@ -1,7 +1,7 @@
-"""What both drivers' links offer to the code above them that waits for nothing.
+"""The calls of both drivers' links that do not wait.
 
-A link is the driver's half of a connection: socket, clock, waiting. What differs between a loop and threads is behind
-these names; code that needs nothing else is written once, in ``core``, ``jetstream`` and ``publish``.
+A link is the driver's half of a connection: socket, clock, waiting. Event loop and threads differ behind these names;
+code that needs nothing else is written once, in ``core``, ``jetstream`` and ``publish``.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ __all__ = [
 ]
 __all__ += ["new_name", "time_left_s", "unsubscribe"]
 
-# Large enough that a write call costs little per message, small enough that others get their turn soon: at this many
-# bytes a publisher hands over what has gathered. With asyncio it yields to the loop once, with threads it writes by
-# itself instead of leaving it to the connection's thread.
+# Large enough that a write call costs little per message, small enough that other tasks run soon: at this many bytes
+# a publisher writes the buffer. With asyncio it then yields to the loop once, with threads it writes by itself instead
+# of leaving it to the connection's thread.
 WRITE_AT_BYTES = 64 << 10
-# What is read at a time, at most: more in one call costs less for each message, up to about this.
+# Most bytes in one read: a longer read costs less for each message, up to about this size.
 READ_BYTES = 256 << 10
 
-# What a call raises before it has begun: it was asked for something that cannot be done.
+# Errors that a call raises before it has changed anything.
 _REFUSED = (JetSparkError, TypeError, ValueError, AttributeError, LookupError)
 
 
@@ -57,7 +57,7 @@ class InterruptGuard:
             self.after(error)
 
     def after(self, error: BaseException) -> None:
-        """The same where a ``with`` for each message costs too much: to be called in ``except BaseException``."""
+        """Give up the session after an interrupt; for ``except BaseException`` where a ``with`` would cost too much."""
         if not isinstance(error, _REFUSED):
             self._give_up()
 
@@ -69,21 +69,21 @@ class Crowd(Protocol):
 
 
 class CountedCrowd(Crowd, Protocol):
-    """The same, for those who have to know whether anybody waits."""
+    """A crowd whose size is known, for code that acts only if a task or thread waits."""
 
     def __len__(self) -> int: ...
 
 
 class DriverLink(Protocol):
-    """A driver's link, as far as nothing is waited for."""
+    """The part of a driver's link that does not wait."""
 
     connection: Connection
     dispatcher: Dispatcher
-    """Who is told of events, errors and time."""
+    """Delivers events, errors and deadlines."""
     flush_is_scheduled: bool
-    """What is accepted now is written soon, without another call."""
+    """True if accepted messages will be written soon, without another call."""
     idle_s: float
-    """How long a pull waits when there is nothing, at least: for loops in whose time waiting is what costs."""
+    """Minimum wait of a pull without messages; for loops in virtual time, where only the polling costs."""
 
     @property
     def now(self) -> Callable[[], float]: ...
@@ -97,7 +97,7 @@ class DriverLink(Protocol):
 
     @property
     def room(self) -> Crowd:
-        """Notified when the network may take more, a session has begun, or there is none ever again."""
+        """Notified when the network may take more, a session has begun, or the connection is closed."""
 
     def check_caller(self) -> None:
         """Refuse to be used from another event loop.
@@ -110,23 +110,23 @@ class DriverLink(Protocol):
         """Write what the network takes now."""
 
     def flush_soon(self) -> None:
-        """Write what is buffered now, or shortly, together with what follows."""
+        """Write buffered messages now, or shortly, together with the next ones."""
 
     def hand_over(self) -> None:
-        """Flush much at once, for a server that may be waiting for the CPU."""
+        """Write a large buffer at once, for a server that may be waiting for the CPU."""
 
     def set_alarm(self, deadline: float) -> None:
-        """Look at the clock then: something attached has this deadline."""
+        """Check deadlines at this time: an attached machine has one then."""
 
     def call_when_there_is_room(self, callback: Callable[[], None]) -> None:
         """Call back, once, when the network may take more."""
 
-    def settle(self) -> None:
-        """After calls into the connection, without the lock: pass on what happened."""
+    def deliver_events(self) -> None:
+        """Deliver the events of preceding calls into the connection. Call it without the lock."""
 
 
 def time_left_s(deadline: float | None, now: float) -> float | None:
-    """How long may be waited for room; None is for as long as it takes.
+    """Seconds left to wait for room; None without a deadline.
 
     Raises:
         TimeoutError: The deadline has come.
@@ -139,7 +139,7 @@ def time_left_s(deadline: float | None, now: float) -> float | None:
 
 
 def new_inbox(link: DriverLink) -> str:
-    """A reply subject that is used by nobody else."""
+    """A reply subject that no other request or connection uses."""
     with link.lock:
         return link.connection.names.new_inbox()
 
@@ -151,7 +151,7 @@ def new_name(link: DriverLink) -> str:
 
 
 def forget(link: DriverLink, token: str, handle: Any) -> None:
-    """Nobody waits for the answer to a request any more; without a token it was interrupted before it got one."""
+    """Drop a request that no call waits for any more; without a token it was interrupted before it got one."""
     with link.lock:
         if token:
             link.connection.requests.forget(token)
@@ -160,7 +160,7 @@ def forget(link: DriverLink, token: str, handle: Any) -> None:
 
 
 def drop_reader(link: DriverLink, reader: object) -> None:
-    """Nobody will read for it: the call that made it was interrupted, or refused, and may have subscribed or not."""
+    """End the subscriptions of a reader whose call was interrupted or refused; it may have subscribed or not."""
     with link.lock, link.doubt:
         for state in [each for each in link.connection.subscriptions.all if each.reader is reader]:
             link.connection.unsubscribe(state)
@@ -173,4 +173,4 @@ def unsubscribe(link: DriverLink, subscription: SubscriptionState, max_messages:
     with link.lock, link.doubt:
         link.connection.unsubscribe(subscription, max_messages)
         link.flush_soon()
-    link.settle()
+    link.deliver_events()

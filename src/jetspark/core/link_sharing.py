@@ -1,21 +1,23 @@
-"""Rules by which threads share one connection: who carries its events, who writes, who reads. Pure.
+"""Rules by which threads share one connection: which thread delivers events, writes, and reads. Pure.
 
-A thread is a number that is given, and time is an argument.
+Threads are identified by numbers that the caller passes in, and time is an argument.
 
-Event handoff (``Passing``). A thread takes events with the link's lock, and passes them on without it. If it is
-interrupted in between, they are found noted here, and put back into the connection. The thread that passes them on then
-may tell something twice; nothing that a call waits for is lost.
+Event handoff (``Passing``). A thread takes events with the link's lock and delivers them without it. If the thread is
+interrupted in between, the events are still recorded here and go back into the connection. The thread that delivers
+them next may repeat an event; no result that a call waits for is lost.
 
-Write coalescing (``Gathering``). A message that comes alone is written by its publisher at once. Those that follow
-sooner than ``GATHER_S`` gather, and leave with the next write or when the connection's thread has seen them wait for
-``LINGER_S``. Waking that thread for each of them instead makes the two fight for the interpreter, and halved the rate.
+Write coalescing (``Gathering``). A publisher writes a single message at once. Messages that follow within ``GATHER_S``
+are buffered, and leave with the next write or when the connection's thread has seen them wait for ``LINGER_S``. Waking
+that thread for each message instead makes both threads compete for the interpreter lock, and halved the rate.
 
-Reading lease (``ReadingLease``). One thread at a time reads, for as long as it shows signs of life.
+Reading lease (``ReadingLease``). One thread at a time reads, for as long as it renews its lease.
 """
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Iterator
+from types import GeneratorType
+from typing import TypeAlias
 
 from jetspark.core.connection import Connection
 from jetspark.core.dispatcher import Dispatcher, Event
@@ -24,51 +26,65 @@ __all__ = ["GATHER_S", "LEASE_S", "LINGER_S", "MUCH_BYTES", "Gathering", "Passin
 
 # ---- event handoff ---------------------------------------------------------------------------------------------------
 
+Delivery: TypeAlias = "GeneratorType[None, None, None]"
+
 
 class Passing:
-    """The events that threads have in hand."""
+    """Events that threads have taken from the connection and not delivered yet."""
 
     def __init__(self, connection: Connection, dispatcher: Dispatcher) -> None:
         self._connection, self._dispatcher = connection, dispatcher
         self._in_hand: dict[int, list[list[Event]]] = {}
-        """By thread: a call of the program's may make it take more before the first are passed on."""
+        """By thread. A callback of the program may make its thread take more before the first are delivered."""
+        self._deliveries: dict[int, list[Delivery]] = {}
+        """By thread, outermost first; each delivers the events of one :meth:`pass_on`."""
 
     def take(self, me: int) -> list[Event]:
-        """With the lock: what happened, for this thread to pass on."""
+        """With the lock: take the connection's new events, for this thread to deliver."""
         events = self._connection.events()
         if events:
             self._in_hand.setdefault(me, []).append(events)
         return events
 
     def pass_on(self, me: int, events: list[Event]) -> None:
-        """Without the lock."""
-        self._dispatcher.deliver(events)
+        """Deliver events, without the lock."""
+        delivery = self._deliver(events)
+        assert isinstance(delivery, GeneratorType)
+        # Finished deliveries are dropped here too: an interrupt can skip the clean-up below.
+        outer = [each for each in self._deliveries.get(me, ()) if each.gi_running]
+        self._deliveries[me] = [*outer, delivery]
+        for _ in delivery:
+            pass
+        if not outer:
+            del self._deliveries[me]
         if me in self._in_hand:
             self._in_hand[me].pop()
             if not self._in_hand[me]:
                 del self._in_hand[me]
 
+    def _deliver(self, events: list[Event]) -> Iterator[None]:
+        """A generator, because the interpreter records whether it runs: :meth:`is_under_way` reads ``gi_running``.
+
+        A flag or a counter would have to be reset by this thread, and a KeyboardInterrupt can come between any two
+        bytecodes, also just before the reset. A generator stops running however its frame is left.
+        """
+        self._dispatcher.deliver(events)
+        yield
+
     def has_any(self, me: int) -> bool:
         return me in self._in_hand
 
     def is_under_way(self, me: int) -> bool:
-        """Whether the caller is called by what we have called; what is noted may be left from an interrupted call."""
-        if me not in self._in_hand:
-            return False
-        frame = sys._getframe()
-        while (caller := frame.f_back) is not None:
-            frame = caller
-            if frame.f_code is Passing.pass_on.__code__ and frame.f_locals["self"] is self:
-                return True
-        return False
+        """True if :meth:`pass_on` is running in this thread, and has called the caller."""
+        return any(delivery.gi_running for delivery in self._deliveries.get(me, ()))
 
     def put_back(self, me: int) -> None:
-        """With the lock: have the connection tell the events again that this thread took and could not pass on."""
+        """With the lock: return to the connection the events that this thread took and did not deliver."""
         for events in reversed(self._in_hand[me]):
             self._connection.put_back(events)
 
     def forget(self, me: int) -> None:
-        """They were put back."""
+        """Drop the record of a thread's events, after :meth:`put_back`."""
         self._in_hand.pop(me, None)
 
 
@@ -77,7 +93,7 @@ class Passing:
 
 GATHER_S = 100e-6
 LINGER_S = 1e-3
-# Where this much has gathered meanwhile, the next write is put off for twice as long, up to LINGER_S.
+# After a pause in which this much has gathered, the next pause is twice as long, up to LINGER_S.
 MUCH_BYTES = 2 << 10
 
 
@@ -87,10 +103,10 @@ class Gathering:
     def __init__(self) -> None:
         self._pause_s = GATHER_S
         self.until = 0.0
-        """From then on a publisher writes, and calls :meth:`begin` before."""
+        """End of the pause: the next publisher calls :meth:`begin` and writes."""
 
     def begin(self, now: float, gathered_bytes: int) -> None:
-        """What has gathered is written now; what follows gathers anew."""
+        """Start the next pause; the caller writes the gathered bytes now."""
         self._pause_s = min(2 * self._pause_s, LINGER_S) if gathered_bytes >= MUCH_BYTES else GATHER_S
         self.until = now + self._pause_s
 
@@ -98,24 +114,24 @@ class Gathering:
 # ---- reading lease ---------------------------------------------------------------------------------------------------
 
 
-# For how long a holder may be silent.
+# A holder that has not renewed the lease for this long loses it.
 LEASE_S = 1.0
 
 
 class ReadingLease:
-    """One right, and the thread that has it.
+    """The exclusive right to read the socket, held by one thread for a limited time.
 
-    Invariant: one that has a time to run out has a holder; so the time is set first and the holder removed last, and
-    what an interrupt leaves undone, time or the next call does.
+    Invariant: a lease with a holder has an expiry time. So the time is set first and the holder removed last, and an
+    interrupted call leaves a lease that expires or that the next call completes.
     """
 
     def __init__(self) -> None:
         self.holder = 0
-        """Its thread, by identifier; 0 for none."""
+        """Identifier of the holding thread; 0 while the lease is free."""
         self._until = 0.0
 
     def take(self, me: int, now: float) -> bool:
-        """Whether the caller has it from here on. False while another one has it, and has not been silent."""
+        """Take or extend the lease; False while another thread holds an unexpired one."""
         if self.holder not in (0, me) and now < self._until:
             return False
         self._until = now + LEASE_S
@@ -123,14 +139,14 @@ class ReadingLease:
         return True
 
     def renew(self, now: float) -> None:
-        """Its holder is alive."""
+        """Extend the lease by ``LEASE_S``."""
         self._until = now + LEASE_S
 
     def lapse(self, now: float) -> None:
-        """Take it from a holder that was silent for too long."""
+        """Free the lease if it has expired."""
         if self.holder and now >= self._until:
             self.holder = 0
 
     def end(self) -> None:
-        """Its holder has no use for it any more."""
+        """Free the lease."""
         self.holder = 0

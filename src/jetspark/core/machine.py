@@ -2,15 +2,15 @@
 
 ``core``, ``jetstream`` and ``publish`` decide; ``aio`` and ``blocking`` wait. They meet in two protocols:
 
-* :class:`Machine` is what a driver runs, by the ``MachineRunner`` of its ``runner.py``. It has state, never waits, and
-  is told the time. A driver calls ``on_replies`` when its inbox has messages, ``on_event`` when something happened to
-  the connection, and ``on_time`` when the moment of ``next_deadline`` has come. After each of them it wakes the callers
-  that wait, writes what the machine has published, and asks for the next deadline.
-* :class:`Reader` is what a connection knows of the owner of a subscription. ``wake`` says that there are messages, or
-  that no more will come; ``pending_messages`` and ``read_up`` are what a drain asks.
+* :class:`Machine` is run by a driver's ``MachineRunner`` (``runner.py``). It has state, never waits, and takes the time
+  as an argument. The driver calls ``on_replies`` when the machine's inbox has messages, ``on_event`` for an event of
+  the connection, and ``on_time`` at ``next_deadline``. After each call it wakes the callers that wait, writes the
+  messages that the machine has published, and reads the next deadline.
+* :class:`Reader` is the connection's view of the owner of a subscription. ``wake`` is called when messages have arrived
+  or no more will come; a drain uses ``pending_messages`` and ``read_up``.
 
-A machine is the data plane's idiom: many messages, and what happens next depends on what arrives. Where a sequence of
-questions is the point (the control plane), a generator is simpler; see ``docs/architecture.md``.
+A machine is the idiom of the data plane: many messages, and the next step depends on the last arrival. For a sequence
+of requests (the control plane) a generator is simpler; see ``docs/architecture.md``.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ __all__ = ["Attached", "Machine", "PacedMachine", "Reader"]
 
 
 class Machine(Protocol):
-    """What a driver runs: it decides, and never waits. Every call is made with the driver's lock, where it has one."""
+    """A state machine that a driver runs: it decides and never waits. Calls are made with the driver's lock, if any."""
 
     def on_replies(self, now: float) -> None:
         """Read everything that has arrived in the inbox. Without an inbox, or without news, nothing happens."""
 
     def on_event(self, event: ConnectionEvent, now: float) -> None:
-        """Something happened to the connection: a session ended or began, an error was reported, all is over."""
+        """Handle an event of the connection: a session ended or began, an error was reported, the connection closed."""
 
     def next_deadline(self) -> float | None:
         """When :meth:`on_time` wants to be called next, seen from now; None while there is nothing to wait for.
@@ -41,14 +41,14 @@ class Machine(Protocol):
         """Time has passed. It may be called early or late, and without a deadline: the machine looks by itself."""
 
     def fail(self, error: Exception) -> None:
-        """Give up: a call raised what it should not, and nobody must wait for what never comes."""
+        """Give up after an unexpected error in a call, and fail all waiting callers."""
 
 
 class PacedMachine(Machine, Protocol):
     """A machine that sends at the server's pace, and whose callers therefore wait for room."""
 
     failure: Exception | None
-    """Why it gave up; None while it may go on, or ended as it should."""
+    """The reason for giving up; None while the machine works, or after it ended normally."""
 
     @property
     def room_timeout_s(self) -> float:
@@ -58,7 +58,7 @@ class PacedMachine(Machine, Protocol):
         """The connection took nothing for ``room_timeout_s``: give up."""
 
     def check(self) -> None:
-        """Whether callers may go on.
+        """Check that callers may continue.
 
         Raises:
             JetSparkError: The machine gave up, or is done.
@@ -66,28 +66,29 @@ class PacedMachine(Machine, Protocol):
 
 
 class Attached(Protocol):
-    """What is attached to a driver's link: it is told what happens to the connection, and when its time has come.
+    """A listener of a driver's link: it gets the connection's events, and is called at its deadline.
 
-    A driver that has a lock tells without it: what is told may want to call the program back.
+    Drivers call it without their lock, so that it may call the program back.
     """
 
     def on_event(self, event: ConnectionEvent) -> None:
-        """Something happened to the connection; called before the program's own ``on_event``."""
+        """Handle an event of the connection; called before the program's own ``on_event``."""
 
     def next_deadline(self) -> float | None:
-        """When :meth:`on_time` is wanted; None is not at all. Asked with the driver's lock, where it has one."""
+        """When :meth:`on_time` is wanted; None for never. Called with the driver's lock, if it has one."""
 
     def on_time(self, now: float) -> None:
         """The moment of ``next_deadline`` has come."""
 
 
 class Reader(Protocol):
-    """The owner of a subscription, as the connection knows it."""
+    """The owner of a subscription, as the connection sees it."""
 
     def wake(self) -> None:
         """Messages are pending, a session that the subscription follows has begun, or no more will arrive.
 
-        Called once for all messages of a chunk, without the driver's lock. What it raises is reported and ends nothing.
+        Called once for all messages of a chunk, without the driver's lock. An exception is reported and ends nothing
+        else.
         """
 
     @property

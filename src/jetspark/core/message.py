@@ -1,4 +1,4 @@
-"""What a subscriber receives."""
+"""The message class of subscriptions, with its headers decoded on first use."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ __all__ = ["AnswerRun", "CoreMessage", "is_no_responders"]
 
 
 class _Slotted(type):
-    """Classes whose objects have slots alone, though their bodies do not say so: msgspec's must not."""
+    """Makes classes without an instance dict, although their bodies do not declare ``__slots__``: msgspec forbids
+    that."""
 
     def __new__(cls, name: str, bases: tuple[type, ...], body: dict[str, Any]) -> _Slotted:
         return super().__new__(cls, name, bases, {"__slots__": ()} | body)
 
 
 class _PlainFields(metaclass=_Slotted):
-    """What a message has."""
+    """The fields of a message, as plain Python attributes; used without msgspec."""
 
     __slots__ = ("_client", "_headers", "_metadata", "data", "raw_headers", "raw_reply", "subject")
 
@@ -31,13 +32,13 @@ class _PlainFields(metaclass=_Slotted):
         self.raw_headers = raw_headers
         self._client = client
         self._headers: Headers | None = None
-        self._metadata: Any = None  # for subclasses: what they have read of it
+        self._metadata: Any = None  # for subclasses: a cache of decoded metadata
 
 
 def _fields() -> type[_PlainFields]:
-    """The same made by msgspec, where it is installed: its objects are made in C, and Python's garbage collector, which
-    otherwise looks at every message in hand again and again, does not see them. That is a third of what a message costs
-    a reader. Nothing that a message refers to refers to it, so the collector would find nothing."""
+    """The same fields as a msgspec Struct, if msgspec is installed. Its objects are made in C and are invisible to
+    Python's garbage collector, which otherwise visits all live messages at each run: a third of a reader's cost for a
+    message. No reference cycle contains a message, so the collector would free nothing."""
     try:
         from msgspec import defstruct
     except ImportError:
@@ -56,24 +57,24 @@ else:
 class CoreMessage(MessageFields):
     """One message as it came over the wire.
 
-    ``subject`` and ``data`` are ready; reply subject and headers are decoded when first asked for, because most
-    subscribers never ask and every message pays for what is done eagerly. Drivers subclass it to add ``respond``.
+    ``subject`` and ``data`` are ready; reply subject and headers are decoded on first use, because most subscribers
+    never read them and eager decoding would cost every message. Drivers subclass it to add ``respond``.
     """
 
     @property
     def size_bytes(self) -> int:
-        """What it counts for in its subscription's bounds: headers and data."""
+        """The message's size as counted by its subscription's bounds: headers and data."""
         return len(self.data) if self.raw_headers is None else len(self.data) + len(self.raw_headers)
 
     @property
     def reply(self) -> str:
-        """Where an answer should go; empty when the sender wants none."""
+        """The subject for an answer; empty if the sender expects none."""
         return self.raw_reply.decode(errors="surrogateescape") if self.raw_reply else ""
 
     def reply_subject(self) -> str:
-        """``reply``, or an error that says why there is no answering this message."""
+        """``reply``; raises :class:`UsageError` if the message has none, because an answer cannot reach its sender."""
         if not self.raw_reply:
-            raise UsageError(f"the message on {self.subject!r} has no reply subject: nobody waits for an answer")
+            raise UsageError(f"the message on {self.subject!r} has no reply subject: its sender expects no answer")
         return self.reply
 
     @property
@@ -94,18 +95,18 @@ class CoreMessage(MessageFields):
 
 
 class AnswerRun(NamedTuple):
-    """Answers without headers that came one right after the other, as columns: a message object for each would cost
-    more than reading them does."""
+    """Consecutive answers without headers, as columns: a message object for each would cost more than reading all
+    of them does."""
 
     prefix: str
-    """What all their subjects begin with, up to the last dot of one of them."""
+    """The common beginning of their subjects, up to the last dot of one of them."""
     tokens: list[bytes]
     """The rest of each subject."""
     payloads: list[bytes]
 
 
 def is_no_responders(message: CoreMessage) -> bool:
-    """Whether this is the server's own answer to a request that nobody listens to."""
+    """True for the server's own answer to a request without a subscriber (status 503)."""
     if message.data:
         return False
     try:

@@ -1,4 +1,4 @@
-"""Names that no other connection uses: of inboxes, requests, batches, and of things at the server. Pure.
+"""Names that no other connection uses: of inboxes, requests, batches, and of objects at the server. Pure.
 
 The prefix of a connection's inbox is random (``new_inbox``); the driver supplies the random bits. All other names are
 made of that inbox and a number that the connection uses once (``Names``).
@@ -17,8 +17,8 @@ _ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 def new_inbox(prefix: str, random_bits: int) -> str:
     """``prefix`` and a token made of 64 of ``random_bits``.
 
-    They are 11 characters, and no two connections ever draw the same. More would be sent for nothing: every message to
-    be answered carries them, and every message of an ordered consumer, whose name is made of them.
+    The token has 11 characters, enough that no two connections draw the same. A longer one would cost bytes in every
+    message to be answered, and in every message of an ordered consumer, whose name contains it.
     """
     digits, random_bits = [], random_bits & _MASK
     while random_bits:
@@ -28,7 +28,7 @@ def new_inbox(prefix: str, random_bits: int) -> str:
 
 
 class Names:
-    """What a connection calls its own, made of its inbox and a number that is used once."""
+    """Names of one connection, each made of its inbox and a number that is used once."""
 
     def __init__(self, inbox: str) -> None:
         """``inbox`` is a subject prefix no other connection has."""
@@ -41,11 +41,11 @@ class Names:
         return self._last_token
 
     def new_inbox(self) -> str:
-        """A reply subject that is used by nobody else, for a subscription of its own."""
+        """A reply subject that no other subscription uses."""
         return f"{self.inbox}.many.{self.next_token()}"
 
     def new_name(self) -> str:
-        """A name for something at the server."""
+        """A name for an object at the server, such as a consumer."""
         return f"{self.inbox.rpartition('.')[2]}-{self.next_token()}"
 
     def new_batch(self) -> tuple[str, str]:

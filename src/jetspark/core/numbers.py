@@ -1,7 +1,7 @@
-"""Numbers that callers give: whether they are some, and in range. Each check returns the number, as Python's own type.
+"""Range checks of numeric arguments. Each check returns the number, as Python's own type.
 
-``True`` is an ``int``, ``"5"`` compares with nothing, and ``nan`` is neither above nor below a bound: unchecked, they
-show far from the call that gave them. Numbers of other libraries (numpy's) are as good as Python's.
+``True`` is an ``int``, ``"5"`` compares with no number, and ``nan`` is neither above nor below a bound: unchecked, they
+fail far from the call that passed them. Numbers of other libraries (numpy's) are accepted.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def whole(what: str, value: Any, *, low: int = 1, high: int = INT64, instead: st
     """A count, a size or a sequence. ``instead`` says what else may be given, as in ``or None for all``.
 
     Raises:
-        ConfigError: It is none, or out of range.
+        ConfigError: The value is not a whole number, or out of range.
     """
     if type(value) is int and low <= value <= high:
         return value
@@ -52,7 +52,7 @@ def seconds(what: str, value: Any, *, low: int = 0, instead: str = "") -> float:
     """A time of ``low`` seconds or more.
 
     Raises:
-        ConfigError: It is none.
+        ConfigError: The value is not a number, or out of range.
     """
     expected = f"seconds of {low} or more"
     number = value if type(value) in (float, int) else _real(what, value, expected, instead)
@@ -65,7 +65,7 @@ def seconds_above_0(what: str, value: Any, *, instead: str = "") -> float:
     """A time of more than 0 seconds.
 
     Raises:
-        ConfigError: It is none.
+        ConfigError: The value is not a number, or out of range.
     """
     number = value if type(value) in (float, int) else _real(what, value, "seconds above 0", instead)
     if 0 < number <= MAX_SECONDS:
@@ -77,7 +77,7 @@ def share(what: str, value: Any, *, instead: str = "") -> float:
     """A part of a whole, from 0 to 1.
 
     Raises:
-        ConfigError: It is none.
+        ConfigError: The value is not a number, or out of range.
     """
     number = value if type(value) in (float, int) else _real(what, value, "a number from 0 to 1", instead)
     if 0 <= number <= 1:
@@ -86,10 +86,10 @@ def share(what: str, value: Any, *, instead: str = "") -> float:
 
 
 def rate(what: str, value: Any, *, instead: str = "") -> float:
-    """How many a second: more than 0, and no more than can be counted.
+    """A rate per second: more than 0, and at most 2**63 - 1.
 
     Raises:
-        ConfigError: It is none.
+        ConfigError: The value is not a number, or out of range.
     """
     number = value if type(value) in (float, int) else _real(what, value, "a number above 0", instead)
     if 0 < number <= INT64:
@@ -98,19 +98,19 @@ def rate(what: str, value: Any, *, instead: str = "") -> float:
 
 
 def check_timeout(timeout: Any) -> Any:
-    """For a ``timeout`` where None means to wait as long as it takes; returns it.
+    """Check a ``timeout`` for which None means no limit, and return it.
 
     Raises:
-        ConfigError: It is no time.
+        ConfigError: The value is not a time of 0 seconds or more.
     """
     return None if timeout is None else seconds("timeout", timeout, instead="or None")
 
 
 def timeout_of(timeout: Any, default: float) -> float:
-    """What a call is given as its ``timeout``, or the default where that is None.
+    """The ``timeout`` of a call in seconds, or ``default`` if it is None.
 
     Raises:
-        ConfigError: It is no time.
+        ConfigError: The value is not a time of 0 seconds or more.
     """
     return default if timeout is None else seconds("timeout", timeout)
 

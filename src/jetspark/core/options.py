@@ -1,4 +1,4 @@
-"""How to connect: every choice a caller has, validated once, passed whole."""
+"""Connection options: every choice of the caller, validated once, passed whole."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jetspark.errors import ConfigError
 
 __all__ = ["ConnectKeywords", "ConnectOptions", "TLSConfig", "check_connect", "check_keywords"]
 
-# What other clients call it, and what it is called here.
+# Option names of other clients, and their equivalents here.
 _BY_OTHER_NAMES = {
     "user": "auth=UserPassword(user, password)",
     "password": "auth=UserPassword(user, password)",
@@ -65,7 +65,7 @@ class TLSConfig:
         if self.hostname is not None:
             text("hostname", self.hostname)
         flag("handshake_first", self.handshake_first)
-        if self.context is not None and not hasattr(self.context, "wrap_bio"):  # what only a context of ssl has
+        if self.context is not None and not hasattr(self.context, "wrap_bio"):  # only an ssl context has it
             raise unfit("context", self.context, "an ssl.SSLContext")
         files = (self.ca_file, self.cert_file, self.key_file)
         _require(
@@ -92,7 +92,7 @@ class ConnectOptions:
 
     reconnect: bool = True
     max_reconnect_attempts: int | None = None
-    """Attempts at each server before it is given up; None tries for ever."""
+    """Attempts at each server before it is given up; None is without limit."""
     reconnect_wait_s: float = 0.1
     """The first pause between rounds through all servers; doubles each round and is jittered."""
     reconnect_wait_max_s: float = 5.0
@@ -102,9 +102,9 @@ class ConnectOptions:
     """The connection is given up when this many pings are unanswered."""
 
     send_buffer_bytes: int = 8 << 20
-    """Bound on what is published and not yet handed to the network, connected or not."""
+    """Bound on bytes published and not yet handed to the network, connected or not."""
     when_full: Literal["wait", "raise"] = "wait"
-    """What ``publish`` does when that buffer is full: wait for room, or raise ``BufferFull``."""
+    """``"wait"``: ``publish`` waits for room in a full buffer. ``"raise"``: it raises ``BufferFull``."""
 
     max_pending_messages: int = 65_536
     max_pending_bytes: int = 64 << 20
@@ -113,7 +113,7 @@ class ConnectOptions:
     inbox_prefix: str = "_INBOX"
     """First token(s) of reply subjects, for accounts that may only subscribe below their own."""
     echo: bool = True
-    """Whether our own publishes reach our own subscriptions."""
+    """True if our own publishes reach our own subscriptions."""
     ignore_discovered_servers: bool = False
     """Dial only the servers named to ``connect``, not those the cluster announces."""
     jetstream_domain: str | None = None
@@ -164,10 +164,10 @@ class ConnectOptions:
 
 
 def check_connect(auth: object, tls: object, on_event: object) -> None:
-    """What ``connect`` takes beside its servers and its options.
+    """Check the arguments of ``connect`` other than its servers and its options.
 
     Raises:
-        ConfigError: One of them is of a wrong type. It does not show ``auth``, which may be a secret.
+        ConfigError: One of them is of a wrong type. The message does not show ``auth``, which may be a secret.
     """
     if auth is not None and not isinstance(auth, UserPassword | Token | NKey | Credentials) and not callable(auth):
         raise ConfigError(
@@ -188,14 +188,14 @@ def check_keywords(
     others: Iterable[str] = (),
     known_as: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
-    """Type checkers see a wrong keyword; this is for those who use none.
+    """Refuse unknown keywords at run time, for programs that no type checker sees.
 
     Args:
-        others: What the call takes beside the fields of ``options``.
-        known_as: What a keyword that one may think of is called here.
+        others: Keywords of the call besides the fields of ``options``.
+        known_as: By another client's name of an option: the name here.
 
     Raises:
-        ConfigError: ``options``, a dataclass, has no field of that name; it lists those there are.
+        ConfigError: ``options``, a dataclass, has no field of that name; the message lists the known ones.
     """
     known = {*(entry.name for entry in fields(options)), *others}
     if unknown := sorted(given.keys() - known):

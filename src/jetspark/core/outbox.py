@@ -1,17 +1,17 @@
-"""What is accepted and waits for the network: the outgoing half of a connection.
+"""The outgoing half of a connection: messages and commands that wait for the network.
 
 Messages and commands (SUB, UNSUB, PING, PONG) leave in the order in which they were accepted, many in one write. Both
-have a bound: messages ``send_buffer_bytes``, commands as much again, so that a caller who never publishes is bounded,
-too. A message larger than the whole buffer goes through an empty one.
+have a bound: ``send_buffer_bytes`` for messages, and as much again for commands, so that a caller that never publishes
+is bounded too. A message larger than the whole buffer is accepted while the buffer is empty.
 
-``published`` counts the messages accepted since the beginning, whatever became of them; ``_handed_over`` those of them
-that a driver has taken. Every message so has a number, which tells later which of them a lost session had.
+``published`` counts all messages accepted since the beginning, ``_handed_over`` the ones that a driver has taken. Every
+message thus has a number, which later tells which messages a lost session had.
 
-A session that is left in good order has *last words*: from :meth:`Outbox.hold_back` on, what is accepted waits for the
-next session, and only :meth:`Outbox.say_last` and answers to PINGs are for this one.
+A session that is left in good order has *last words*: from :meth:`Outbox.hold_back` on, accepted messages wait for the
+next session, and only :meth:`Outbox.send_last` and answers to PINGs still go to this one.
 
-This is a base class of :class:`~jetspark.core.connection.Connection` and not a part of it: publishing is the one thing
-done for every single message, and an attribute more on the way to the buffer costs each a measurable share of its time.
+This is a base class of :class:`~jetspark.core.connection.Connection` and not a part of it: publishing is done for every
+single message, and one more attribute on the way to the buffer costs a measurable share of its time.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ __all__ = ["Outbox"]
 # SUB, UNSUB, PING and PONG have as much room as messages have, and at least this much: some 30,000 subscriptions.
 MIN_CONTROL_ROOM_BYTES = 1 << 20
 
-# Publishers use few subjects; a bound keeps one that never repeats a subject from growing the cache for ever.
+# Publishers use few subjects; the bound limits the memory of a publisher that never repeats one.
 MAX_KNOWN_HEADS = 4096
 
 _MESSAGES = (b"PUB ", b"HPUB ")
 
 
 class _Heads(dict[str, bytes]):
-    """By subject: how the frame of a message without headers begins. A subject that is not there is checked first."""
+    """By subject: the beginning of a frame without headers. A missing subject is validated first."""
 
     def __missing__(self, subject: str) -> bytes:
         head = _head(subject)
-        # Not an API's subject: the same text as a plain str is no subject to publish to.
+        # An API subject is not remembered: the same text as a plain str must be refused for a publish.
         if not isinstance(subject, ApiSubject):
             if len(self) >= MAX_KNOWN_HEADS:
                 self.clear()
@@ -53,24 +53,24 @@ class Outbox:
     """The buffer of a connection, and how messages get into it."""
 
     def __init__(self, send_buffer_bytes: int, own_prefix: str, max_payload_bytes: int) -> None:
-        """``own_prefix`` begins the reply subjects that we make ourselves, which need no second look."""
+        """``own_prefix`` begins our own reply subjects, which need no validation."""
         self.published = 0
         """Messages accepted for sending since the beginning."""
         self.out_bytes = 0
         """Bytes accepted and not yet handed to the driver."""
         self.is_leaving = False
-        """Whether a driver has to ask for ``next_deadline`` anew: it may have come nearer."""
+        """True if a driver has to read ``next_deadline`` again: it may have come nearer."""
         self._out: list[bytes] = []
         self._handed_over = 0
         self._max_out_bytes = send_buffer_bytes
         self._room_bytes = send_buffer_bytes
-        """Bound of ``out_bytes``; below 0 once closed, so that ``publish`` needs one look for both."""
+        """Bound of ``out_bytes``; below 0 once closed, so that ``publish`` needs one comparison for both."""
         self._closed_because = "the connection is closed"
         self._control_bytes = 0
         """Bytes of ``_out`` that are not messages. They have a bound of their own: see :meth:`_check_control_room`."""
         self._control_room_bytes = max(send_buffer_bytes, MIN_CONTROL_ROOM_BYTES)
         self._last_words: list[bytes] | None = None
-        """What a session that we are leaving still has to send; ``_out`` is then for the next one."""
+        """The rest of a session that is being left; ``_out`` is then for the next one. None otherwise."""
         self.published_at_leaving = 0
         """``published`` at the moment when we began to leave."""
         self._max_payload_bytes = max_payload_bytes
@@ -105,11 +105,11 @@ class Outbox:
         if size > self._max_payload_bytes:
             raise PayloadTooLarge(size, self._max_payload_bytes)
         frame = b"".join((head, LINE_ENDS[size], data, b"\r\n"))
-        # The last five lines are those of publish_frame(): a call would cost more than all that they do.
+        # The last five lines are those of publish_frame(): a call would cost more than the lines themselves.
         out_bytes = self.out_bytes + len(frame)
         if out_bytes > self._room_bytes:
             self._check_room()
-        self.published += 1  # before it is there: an interrupt in between leaves one counted too many, never too few
+        self.published += 1  # before appending: an interrupt in between counts one too many, never too few
         self.out_bytes = out_bytes
         self._out.append(frame)
 
@@ -120,7 +120,7 @@ class Outbox:
                 is_ours = reply.startswith(self._own_prefix)
             except (AttributeError, TypeError):  # bytes have such a method, too
                 raise unfit("reply", reply, "a subject") from None
-            # A reply subject of our own making needs no second look.
+            # A reply subject of our own needs no validation.
             if not is_ours:
                 check_line(f"{subject} {validate_subject(reply)}")
             address = b"%b %b" % (address, reply.encode())
@@ -171,8 +171,8 @@ class Outbox:
     def publish_frames(self, ready: list[bytes], *, is_urgent: bool = False) -> None:
         """Like :meth:`publish`, for many messages whose frames their sender has built.
 
-        All are accepted or none. What is in them is neither checked nor looked at: :meth:`address` and
-        :meth:`payload` do that. What ``is_urgent`` is small and rare, and does not wait for room.
+        All are accepted or none. The frames are not validated: :meth:`address` and :meth:`payload` do that. An
+        ``is_urgent`` frame is small and rare, and is accepted without room.
         """
         data = ready[0] if len(ready) == 1 else b"".join(ready)
         out_bytes = self.out_bytes + len(data)
@@ -217,7 +217,8 @@ class Outbox:
 
     def _check_room(self) -> None:
         self._check_open()
-        # A message larger than the whole buffer goes through an empty one: it must not wait for ever.
+        # A message larger than the whole buffer is accepted while the buffer is empty; otherwise it could never be
+        # sent.
         if self._out:
             raise BufferFull(self.out_bytes, self._max_out_bytes)
 
@@ -227,36 +228,36 @@ class Outbox:
 
     # ---- commands ----------------------------------------------------------------------------------------------
 
-    def _say(self, frame: bytes) -> None:
+    def _send_command(self, frame: bytes) -> None:
         """Send a command in the present session."""
         if self._last_words is None:
             self._out.append(frame)
         elif frame is frames.PONG:
             self._last_words.append(frame)
         else:
-            return  # for a session that we are leaving it is as if there were none
+            return  # commands are not for a session that is being left
         self.out_bytes += len(frame)
         self._control_bytes += len(frame)
 
-    def _say_first(self, commands: list[bytes]) -> None:
-        """Send these before everything that waits: a session begins with them."""
+    def _send_first(self, commands: list[bytes]) -> None:
+        """Send the first commands of a session, ahead of all buffered frames."""
         self._out[:0] = commands
         self.out_bytes += sum(map(len, commands))
 
     def _check_control_room(self) -> None:
-        """Where the network takes nothing, subscribing and flushing must not go on for ever either.
+        """Refuse commands when too many wait for the network: subscribing and flushing are bounded too.
 
-        An UNSUB is always accepted: there are no more of them than subscriptions.
+        An UNSUB is always accepted, because it is bounded by the number of subscriptions.
         """
         if self._control_bytes > self._control_room_bytes:
             raise BufferFull(self._control_bytes, self._control_room_bytes)
 
     # ---- handing over ------------------------------------------------------------------------------------------
 
-    def _take(self) -> bytes:
+    def _hand_over(self) -> bytes:
         """Bytes for the transport; they count as handed over from here on."""
         if self._last_words is not None:
-            return self._take_last_words()
+            return self._hand_over_last_words()
         if not self._out:
             return b""
         data = b"".join(self._out) if len(self._out) > 1 else self._out[0]
@@ -265,7 +266,7 @@ class Outbox:
         self.out_bytes = self._control_bytes = 0
         return data
 
-    def _take_last_words(self) -> bytes:
+    def _hand_over_last_words(self) -> bytes:
         assert self._last_words is not None
         data = b"".join(self._last_words)
         self._last_words.clear()
@@ -275,20 +276,20 @@ class Outbox:
         return data
 
     def hold_back(self) -> None:
-        """Leave this session: what is accepted from now on waits for the next one."""
+        """Leave this session: messages accepted from now on wait for the next one."""
         self._last_words, self._out = self._out, []
         self.is_leaving = True
         self.published_at_leaving = self.published
 
-    def say_last(self, commands: Iterable[bytes]) -> None:
-        """Send a command in the session that we are leaving."""
+    def send_last(self, commands: Iterable[bytes]) -> None:
+        """Send commands in the session that is being left."""
         assert self._last_words is not None
         for command in commands:
             self._last_words.append(command)
             self.out_bytes += len(command)
 
     def _keep_messages(self) -> None:
-        """The session is over: its commands go with it, and messages that were not handed over wait for the next."""
+        """End the session: drop its commands, and keep the messages that were not handed over for the next one."""
         unsent, self._last_words = [*(self._last_words or ()), *self._out], None
         self.is_leaving = False
         self._out = [frame for frame in unsent if frame.startswith(_MESSAGES)]
@@ -296,9 +297,9 @@ class Outbox:
         self.out_bytes = sum(map(len, self._out))
 
     def _allow_payload(self, max_payload_bytes: int) -> list[tuple[int, frames.Published]]:
-        """Take a server's limit; returns what it has no room for, with its number among all messages.
+        """Adopt a server's payload limit; returns the buffered messages above it, each with its number.
 
-        Those are dropped: for one of them the server would end the session, and all that was sent with it would be in
+        These are dropped: the server would end the session for one of them, and leave all messages sent with it in
         doubt.
         """
         has_less_room = max_payload_bytes < self._max_payload_bytes

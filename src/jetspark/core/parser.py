@@ -1,36 +1,36 @@
 """The NATS client protocol, incoming: chunks of bytes in, messages and control frames out.
 
 Theory of operation. A chunk holds some complete frames and perhaps the beginning of one more. Four readers share it.
-Each reads frames from the start of what the one before has left, and stops at the first frame it is not made for:
+Each reads frames where the reader before it stopped, up to the first frame of a kind that it does not read:
 
-* ``_read_run`` is for what a consumer of a stream gets, messages of one subscription, subject and size, which differ
-  in payload and reply subject only; and for answers that come to an inbox in great numbers, which differ in payload and
-  the last token of their subject. One regular expression, made for exactly these, finds them all in one C call.
-* ``_read_columns`` is for messages of one subscription with reply subjects, or with ever new subjects. A handful of C
+* ``_read_run`` reads the usual messages of a stream's consumer: one subscription, subject and size, but different
+  payloads and reply subjects. It also reads many answers to one inbox, which differ in payload and in the last token of
+  their subject. One regular expression, compiled for exactly these messages, finds them all in one C call.
+* ``_read_columns`` reads messages of one subscription that have reply subjects, or many different subjects. A few C
   calls cut them into columns: subjects, reply subjects, sizes, payloads.
 * ``_read_lines`` is for plain ``MSG`` frames whose payload has no line break: the chunk is cut at every CRLF by one
   C call, and the pieces are pairs of control line and payload. It stops at the first pair that is anything else (a
   payload of another length than announced, ``HMSG``, a control frame).
-* ``_read_frames`` handles every frame and is always right. It reads to the end of the chunk, so that no byte is cut
-  twice by either loop.
+* ``_read_frames`` reads every frame and is always correct. It reads to the end of the chunk, so that the loops do not
+  cut any byte twice.
 
-A run is expected after ``RUN_AFTER_MESSAGES`` in chunks that began and ended in messages of one kind. To expect one is
-only ever about speed: the expression matches a frame whole, with the announced size and the line break in its place,
-or not at all, and what it does not match is left to the loops. So a wrong expectation costs next to nothing. A few
-messages with headers among them, such as statuses, are read one by one. It
-outlives a ``PING`` or an answer to some request; it ends when a loop has read a good part of a chunk, and when a
-subscription is removed. Columns are expected after a chunk of such messages, until one has others.
+A run is expected after ``RUN_AFTER_MESSAGES`` in chunks that began and ended in messages of one kind. The expectation
+affects only speed: the expression matches a frame completely, with the announced size and the line break in its place,
+or not at all, and the loops read the rest. So a wrong expectation costs next to nothing. A few messages with headers in
+between, such as statuses, are read one by one. The expectation survives a ``PING`` or an answer to another request; it
+ends when a loop has read a good part of a chunk, and when a subscription is removed. Columns are expected after a chunk
+of such messages, until a chunk has other ones.
 
-Messages go to the ``arrived`` list of their subscription and the subscription to ``touched``; everything else goes
-to ``control``. Both keep the order of the wire; a control frame may overtake messages of its own chunk. A subscription
-that has ``answer_runs`` gets a run of answers there, in one piece and without objects for messages; these may overtake
-answers of their chunk that were not read as a run.
+Messages go to the ``arrived`` list of their subscription and the subscription to ``touched``; all other frames go to
+``control``. Both keep the order of the wire; a control frame may overtake messages of its own chunk. A subscription
+with ``answer_runs`` gets a run of answers there, in one piece and without message objects; these may overtake answers
+of their chunk that were not read as a run.
 
-Until a session is established, :class:`HandshakeReader` reads instead: one frame at a time, and none but the five that
-a server may send to somebody it does not know yet. The first to answer may be anybody.
+Until a session is established, :class:`HandshakeReader` reads instead: one frame at a time, and only the five kinds
+that a server may send before login. Until then the peer is not authenticated.
 
-Invariants: how the stream is split into chunks never changes what comes out; bytes that cannot be NATS raise
-:class:`ProtocolError` no later than ``MAX_LINE_BYTES`` after them; nothing is buffered beyond one incomplete frame.
+Invariants: the division of the stream into chunks never changes the result; bytes that are not NATS raise
+:class:`ProtocolError` at most ``MAX_LINE_BYTES`` later; at most one incomplete frame is buffered.
 """
 
 from __future__ import annotations
@@ -73,13 +73,13 @@ MAX_KNOWN_SUBJECTS = 1024
 # After the fast loop met something it cannot read, this many chunks go straight to the careful one; doubled each time.
 MAX_SKIPPED_CHUNKS = 64
 
-# Making the expression for a run takes as long as reading a hundred messages without it: runs that end just when they
-# are expected cost a fifth more at worst. Chunks of a few messages say nothing about what comes next, except where
-# answers are taken in runs, which come one by one while the server is not busy.
+# Compiling the expression for a run takes as long as reading a hundred messages without it: runs that end just when
+# they are expected cost a fifth more at worst. Chunks of a few messages do not predict the next chunk, except where
+# answers are taken in runs, which arrive one by one while the server is not busy.
 RUN_AFTER_MESSAGES = 500
 MIN_CHUNK_MESSAGES = 16
-# Whatever ends a run is read by itself, and the run goes on behind it: a status after each pull request, say. Each time
-# the rest of the chunk is copied, so this is for exceptions.
+# Frames that interrupt a run are read one by one, and the run continues behind them: a status after each pull request,
+# say. Each interruption copies the rest of the chunk, so it has to stay an exception.
 MAX_INTERRUPTIONS = 8
 # Few messages in a chunk that could have held more are large, and nothing is saved by reading them together.
 LARGE_MESSAGE_BYTES = 4 << 10
@@ -119,44 +119,43 @@ class Route(Protocol):
 
     arrived: list[CoreMessage]
     is_inbox: bool
-    """Every message has a subject of its own, so that nothing about it is worth remembering."""
+    """Every message has a different subject, so that caching its line is useless."""
     answer_runs: deque[AnswerRun] | None
-    """Where answers go that are read as a run; None where they are messages like all others."""
+    """Destination of answers that are read as a run; None if they are read as messages."""
     message_class: type[CoreMessage] | None
-    """What its messages are, if not what the connection's messages are."""
+    """The class of its messages; None for the connection's."""
     counted_messages: int
-    """How many of the messages with a reply subject came with a known size, and without headers."""
+    """Number of messages with a reply subject, a known size and no headers."""
     counted_bytes: int
-    """The size of those: subjects, reply subjects and data, as a server counts for a pull request."""
+    """Their total size: subjects, reply subjects and data, as a server counts for a pull request."""
 
 
 class _Kind(NamedTuple):
-    """What the control lines of a run have in common."""
+    """The common part of the control lines of a run."""
 
     before: bytes
-    """Of the part that differs."""
+    """The beginning of the line, before the variable part."""
     after: bytes
     subject: str
-    """Of all; or the beginning of the subjects, and the part that differs is the rest of them."""
+    """The subject of all messages; or the common beginning of their subjects, before the variable part."""
     route: Route
     has_replies: bool
-    """Whether the part that differs is the reply subject."""
+    """True if the variable part is the reply subject."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """Messages of one kind, as they are expected to come."""
+    """An expected run of messages of one kind."""
 
     kind: _Kind
     frames: re.Pattern[bytes]
-    """Matches one message after the other without a gap, then all that is left. The groups are the part of the line
-    that differs, payload, rest."""
+    """Matches consecutive messages, and then the rest. The groups are the variable part of the line, payload, rest."""
     uncounted_bytes: int
-    """Of each frame: what is neither subject, reply subject nor data."""
+    """Bytes of each frame that are neither subject, reply subject nor data."""
 
 
 class _Sizes(dict[bytes, int]):
-    """Payload sizes by how they are written; -1 for what is no size. Few of them make up most messages."""
+    """Payload sizes by their text; -1 for an invalid text. A few sizes occur in most messages."""
 
     def __missing__(self, text: bytes) -> int:
         try:
@@ -170,7 +169,7 @@ class _Sizes(dict[bytes, int]):
 
 
 class Parser:
-    """Reads one connection's stream. Make a new one for each connection."""
+    """Reads the byte stream of one connection. Make a new parser for each connection."""
 
     def __init__(
         self,
@@ -181,7 +180,7 @@ class Parser:
         self.control: list[Control] = []
         self.touched: list[Any] = []
         self.chunk_bytes = 0
-        """Size of what the last call read; no message in it is larger."""
+        """Size of the last chunk read; no message in it is larger."""
         self._routes = routes
         self._message_class = message_class
         self._client = client
@@ -199,17 +198,17 @@ class Parser:
         self._learned = 0
         self._expects_columns = False
         self._column_sid = b""
-        """The subscription whose messages were read in columns last."""
+        """The subscription of the last messages that were read in columns."""
         self._chunks_until_columns = self._next_wait = 0
 
     def forget_routes(self) -> None:
-        """Must be called when a subscription id is removed from ``routes``."""
+        """Drop cached lines; required after a subscription id is removed from ``routes``."""
         self._known_lines.clear()
         self._known_beginnings.clear()
         self._run = None
 
     def receive_data(self, data: bytes) -> None:
-        """Read a chunk; what it completed is in ``touched`` and ``control``.
+        """Read a chunk; its complete frames are added to ``touched`` and ``control``.
 
         Raises:
             ProtocolError: The peer does not speak NATS. The connection is of no further use.
@@ -236,13 +235,13 @@ class Parser:
         if self._skip_chunks:
             self._skip_chunks -= 1
             position = 0
-        elif (tail or data)[:1] == b"H":  # headers: the quick reader would cut the chunk for nothing
+        elif (tail or data)[:1] == b"H":  # headers: cutting the chunk at line breaks would be wasted
             position = 0
         else:
             position = self._read_lines(tail, data)
         if position < len(tail) + len(data):
-            # Whatever the quick readers did not understand, including the incomplete frame at the end: the careful one
-            # either reads it, or keeps it, or finds that it is not NATS.
+            # The frames that the fast readers left, including the incomplete one at the end: the careful reader either
+            # reads them, or keeps them, or raises because they are not NATS.
             rest = data[position - len(tail) :] if position >= len(tail) else tail[position:] + data
             position = self._read_frames(rest)
             if position < len(rest):
@@ -300,7 +299,7 @@ class Parser:
     def _read_all_columns(self, data: bytes) -> bytes:
         """Read messages of one subscription and the few others before and between them; returns what follows."""
         for _ in range(MAX_INTERRUPTIONS):
-            # Cutting the whole chunk would show no more than this: that its first frame is another one.
+            # Without this test the whole chunk would be cut, only to show that its first frame is of another kind.
             if not self._begins_other(data):
                 data = self._read_columns(data)
             if not self._expects_columns or not data.startswith((b"HMSG ", b"MSG ")):
@@ -312,7 +311,7 @@ class Parser:
         return self._read_columns(data)
 
     def _begins_other(self, data: bytes) -> bool:
-        """Whether the first frame has headers, or is an answer that comes between the messages of columns."""
+        """True if the first frame has headers, or is an answer between the messages of columns."""
         if data.startswith(b"HMSG "):
             return True
         words = data[: data.find(b"\r\n")].split(b" ", 3)
@@ -331,7 +330,7 @@ class Parser:
             self._expects_columns = len(data) < MIN_CHUNK_MESSAGES * LARGE_MESSAGE_BYTES
             return data
         raw_subjects, sid, replies, sizes = self._columns(lines)
-        # Up to the first that is not as long as announced: another frame than that of a plain message follows it.
+        # Up to the first payload that is not as long as announced: a frame other than a plain message follows it.
         lengths = list(map(len, payloads))
         count = min(len(sizes), len(lines) - 1)
         if lengths[:count] != sizes[:count]:
@@ -350,15 +349,15 @@ class Parser:
             payloads[count] = payloads[count][: sizes[count]]
             count += 1
         rest_bytes += sum([len(b"MSG \r\n\r\n") + len(line) for line in lines[count:]]) + sum(lengths[count:])
-        if raw_subjects[0] == raw_subjects[count - 1]:  # so perhaps all: then a run may be next, which is faster still
+        if raw_subjects[0] == raw_subjects[count - 1]:  # probably all: then a run may follow, which is faster
             self._learn(b"MSG " + lines[count - 1])
         self._watch_for_run(b"MSG " + lines[0], b"MSG " + lines[count - 1], count)
         self._deliver_columns(raw_subjects[:count], self._routes.get(sid), replies[:count], payloads[:count])
         return data[len(data) - rest_bytes :] if rest_bytes else b""
 
     def _columns(self, lines: list[bytes]) -> tuple[list[bytes], bytes, list[bytes], list[int]]:
-        """Subjects, subscription, reply subjects and sizes of the lines up to the first that is not like the others."""
-        # No line has a CR in it: as a word of its own it shows where a line ends.
+        """Subjects, subscription, reply subjects and sizes of the leading lines of equal form."""
+        # A line contains no CR, so that a CR as a separate word marks the end of a line.
         words = b" \r ".join(lines).split(b" ")
         width = words.index(b"\r") + 1
         sids = words[1::width]
@@ -395,13 +394,13 @@ class Parser:
         )
 
     def _watch_for_run(self, first_line: bytes, last_line: bytes, messages: int) -> None:
-        """A chunk of ``messages`` messages was read without a run: is it time to expect one?"""
+        """Expect a run if enough messages of one kind came in a row; ``messages`` were just read without one."""
         self._run = None
         kind = self._kind(last_line)
         if kind is None:
             return
-        # Only the ends of the chunk are compared: what differs in between costs a run that is given up at once, and
-        # comparing every line would cost what the run saves.
+        # Only the ends of the chunk are compared: a difference in between costs only a run that is given up at once,
+        # and comparing every line would cost as much as the run saves.
         if not kind == self._last_kind == self._kind(first_line):
             self._last_kind = kind
             self._alike_messages = 0
@@ -417,21 +416,21 @@ class Parser:
             self._run = _Run(kind, re.compile(frame + b"|(.+)", re.DOTALL), uncounted_bytes)
 
     def _watch_for_columns(self, last_line: bytes, messages: int, learned: int) -> None:
-        """A chunk was read line by line, and ``learned`` lines of it were not known: are columns worth while?"""
-        # Lines with a reply subject are never known as a whole; and where a quarter is new, the memory of lines helps
+        """Expect columns if many of a chunk's lines were not in the cache: ``learned`` of them."""
+        # Lines with a reply subject are never cached as a whole; and if a quarter of the lines is new, the cache helps
         # little.
         if last_line.count(b" ") == 4 or 4 * learned > messages:
             self._expects_columns = not self._chunks_until_columns
             self._chunks_until_columns = max(self._chunks_until_columns - 1, 0)
 
     def _kind(self, line: bytes) -> _Kind | None:
-        """What a run of such lines would have in common; None when it is no line of a run."""
+        """The kind of run that this line would belong to; None if it belongs to no run."""
         beginning, last, size_text = line.rsplit(b" ", 2)
         known = self._known_beginnings.get(beginning)
         if known is not None:
             return _Kind(beginning + b" ", b" " + size_text, *known, has_replies=True)
         route = self._routes.get(last)
-        # Other lines without reply repeat as a whole, and are known as such.
+        # Other lines without a reply subject repeat as a whole, and are cached as such.
         if route is None or not route.is_inbox or beginning.count(b" ") != 1:
             return None
         before = beginning[: beginning.rfind(b".") + 1]
@@ -502,7 +501,7 @@ class Parser:
         return sum(map(len, pieces[:read])) + 2 * read
 
     def _learn(self, line: bytes) -> tuple[str, bytes | None, int, Route | None]:
-        """What a ``MSG`` line says: subject, reply, payload size, destination."""
+        """Parse and cache a ``MSG`` line: subject, reply, payload size, destination."""
         if len(line) > MAX_LINE_BYTES:
             raise ProtocolError(f"a line of over {MAX_LINE_BYTES} bytes: {_show(line)}")
         arguments = line.split(b" ")
@@ -518,10 +517,10 @@ class Parser:
         destination = self._routes.get(sid)
         known = (self._subject(raw_subject), reply, size, destination)
         if destination is None or destination.is_inbox:
-            return known  # nothing that is likely to come again
+            return known  # unlikely to repeat
         self._learned += 1
         if reply is None:
-            # Emptied and learned anew: keeping the most recent ones costs every hit more than this costs now and then.
+            # Cleared when full: keeping the most recent lines would cost every hit more than this costs now and then.
             if len(self._known_lines) >= MAX_KNOWN_LINES:
                 self._known_lines.clear()
             self._known_lines[line] = known
@@ -536,7 +535,7 @@ class Parser:
         if subject is None:
             if len(self._known_subjects) >= MAX_KNOWN_SUBJECTS:
                 self._known_subjects.clear()
-            # A subject is UTF-8 by convention only; one that is not must still reach its subscriber.
+            # A subject is UTF-8 by convention only; a subject of other bytes must still reach its subscriber.
             subject = self._known_subjects[raw] = raw.decode(errors="surrogateescape")
         return subject
 
@@ -577,7 +576,7 @@ class Parser:
             start = end_of_line + 2
             end = start + size
             if end + 2 > length:
-                # Known exactly, so that the chunks of a large message are kept and joined once, when it is complete.
+                # The exact number, so that the chunks of a large message are kept and joined once, when it is complete.
                 self._missing_bytes = end + 2 - length
                 break
             if data[end : end + 2] != b"\r\n":
@@ -620,7 +619,7 @@ class HandshakeReader:
 
     @property
     def has_more(self) -> bool:
-        """Whether bytes follow the frame last returned."""
+        """True if bytes follow the frame last returned."""
         return bool(self._unread)
 
     def next_frame(self) -> Control | None:
@@ -659,14 +658,14 @@ class HandshakeReader:
         return None
 
     def take_rest(self) -> bytes:
-        """What follows the frame last returned; it is not ours to read any more."""
+        """The bytes behind the frame last returned; they belong to another reader."""
         rest = bytes(self._unread)
         self._unread.clear()
         return rest
 
 
 def _stranger(beginning: bytes) -> str:
-    """What a peer seems to be that begins with these bytes, and what to do about it."""
+    """A guess at the peer's protocol from its first bytes, with a remedy."""
     shown = _show(beginning.partition(b"\r\n")[0])
     # A record of TLS has its type, 20 to 23, in the first byte: an alert, most likely, because of what we did not send.
     if 20 <= beginning[0] <= 23:
@@ -682,9 +681,9 @@ def _stranger(beginning: bytes) -> str:
 
 
 def _control_frame(line: bytes) -> Control | None:
-    """What a line without a payload says; None for what says nothing.
+    """The frame of a line without a payload; None for a line without meaning.
 
-    Raises:
+    ProtocolError: The line is not one of the protocol.
         ProtocolError: No server sends such a line.
     """
     if line == b"PING":
@@ -717,7 +716,7 @@ def _size(text: bytes) -> int:
 
 
 def _alike(lines: list[bytes]) -> int:
-    """How many of the first have the same subscription and as many words."""
+    """The number of leading lines with the same subscription and number of words."""
     words = lines[0].split(b" ")
     sid, width = words[1:2], len(words)  # none where the line has one word: it is no message, and others say so
     for place, line in enumerate(lines):

@@ -18,11 +18,11 @@ __all__ = ["Server", "ServerPool", "parse_servers"]
 
 DEFAULT_PORT = 4222
 
-# A server may refuse a good secret once, while its own configuration is being read. One that cannot change is not shown
-# to it a third time.
+# A server may refuse a good secret once, while its own configuration is being read. A secret that cannot change is not
+# tried a third time.
 MAX_REFUSALS = 2
 
-# Of one list a cluster announces, this many addresses are used. Clusters have a few nodes with a few addresses each; a
+# Number of addresses used from one announcement of a cluster. Clusters have a few nodes with a few addresses each; a
 # longer list is a mistake or an attack, and each address would be dialled with our credentials.
 MAX_DISCOVERED_SERVERS = 256
 
@@ -40,7 +40,7 @@ class Server:
 
     @property
     def has_name(self) -> bool:
-        """Whether ``host`` is a name, not an address."""
+        """True if ``host`` is a name, not an address."""
         try:
             ip_address(self.host.partition("%")[0])
         except ValueError:
@@ -60,7 +60,7 @@ class Server:
             parts = urlsplit(text if "://" in text else f"nats://{text}")
             host, port = parts.hostname, parts.port
         except ValueError as error:
-            # urllib quotes what it could not read, which may be a password with an unescaped / ? or #.
+            # urllib quotes the unreadable part, which may be a password with an unescaped / ? or #.
             why = f": {error}" if "@" not in url else ": expected nats://user:password@host:port, percent-encoded"
             raise ConfigError(f"server {_without_secrets(url)}{why}") from None
         if parts.scheme not in ("nats", "tls"):
@@ -89,7 +89,7 @@ class Server:
 def parse_servers(servers: str | Iterable[str]) -> list[Server]:
     """One URL, several separated by commas, or an iterable of URLs."""
     expected = "at least one, such as 'nats://127.0.0.1:4222'"
-    if servers is None:  # what os.environ.get() gives for a variable that is not set
+    if servers is None:  # os.environ.get() returns it for a variable that is not set
         raise ConfigError(f"servers=None: expected {expected}; is the variable set that names it?")
     urls = servers.split(",") if isinstance(servers, str) else texts("servers", servers, "a URL, or several in a list")
     parsed = [Server.parse(url) for url in urls if url.strip()]
@@ -106,11 +106,11 @@ def _without_secrets(url: str) -> str:
 class _Candidate:
     server: Server
     is_given: bool = False
-    """Named to ``connect``, so it is never forgotten."""
+    """Named to ``connect``, so it is never removed."""
     failures: int = 0
     last_error: Exception | None = None
     refusals: int = 0
-    """How often it refused our credentials since a session with it was last of use."""
+    """Refusals of our credentials since a session with it last did some work."""
     told: set[type[Exception]] = field(default_factory=set)
     """Kinds of errors reported since it was last in use."""
 
@@ -147,16 +147,16 @@ class ServerPool:
         self._round = 0
         self._given_up: dict[str, Exception] = {}
         self._refusing: list[_Candidate] = []
-        """Not tried again before a session with another server has been of use."""
+        """Not tried again before a session with another server has done some work."""
         self.secret_is_fixed = False
-        """Whether the next attempt can only show the same credentials as the last."""
+        """True if the next attempt can only repeat the last credentials."""
 
     @property
     def servers(self) -> list[Server]:
         return [candidate.server for candidate in self._candidates]
 
     def has_other_than(self, server: Server | None) -> bool:
-        """Whether another one is known that is not known to be out of reach."""
+        """True if another server is known that has not failed since it was last in use."""
         return any(not each.failures and each.server != server for each in self._candidates)
 
     def next(self) -> tuple[Server, float]:
@@ -178,8 +178,8 @@ class ServerPool:
     def failed(self, error: Exception) -> tuple[int, bool]:
         """The server last returned by :meth:`next` could not be used.
 
-        Returns how often that is in succession, and whether it is worth telling: each kind of error is once, and the
-        number each time it has doubled.
+        Returns the number of failures in succession, and whether to report this one: the first of each kind of error is
+        reported, and the number each time it has doubled.
         """
         candidate = self._candidates.pop(0)
         candidate.failures += 1
@@ -225,7 +225,7 @@ class ServerPool:
     def proven(self) -> None:
         """The session has done some work, so when it ends the next may follow at once.
 
-        Until then the pauses go on growing: a server that lets us in and drops us must not be dialled in a tight loop.
+        Until then the pauses keep growing: a server that lets us in and drops us must not be dialled in a tight loop.
         """
         self._tried = self._round = 0
         if self._is_in_use and self._current is not None:
@@ -239,9 +239,9 @@ class ServerPool:
     def discovered(
         self, urls: Sequence[Any], *, requires_tls: bool, auth: Auth | None = None, tls_name: str | None = None
     ) -> tuple[str, ...]:
-        """The cluster announced its servers: add the new ones, forget those that are gone; returns the new ones.
+        """Adopt the cluster's announcement: add new servers, remove missing ones; returns the new ones.
 
-        ``tls_name`` is for those announced by address: few certificates have addresses in them.
+        ``tls_name`` is for servers announced by address: few certificates contain addresses.
         """
         announced: dict[tuple[str, int], Server] = {}
         for url in urls[:MAX_DISCOVERED_SERVERS]:

@@ -1,4 +1,4 @@
-"""Requests that wait for their answers, and when a request with many answers is over. Time is an argument.
+"""Requests that wait for their answers, and the end of a request with many answers. Time is an argument.
 
 Each request has a reply subject of its own, ``<inbox>.<token>``, used once.
 """
@@ -19,7 +19,7 @@ __all__ = ["Collector", "Requests"]
 
 
 class Requests:
-    """Who waits for which answer, by the token of the reply subject."""
+    """Waiting requests, by the token of the reply subject."""
 
     def __init__(self, names: Names) -> None:
         self.prefix = f"{names.inbox}."
@@ -33,33 +33,33 @@ class Requests:
 
     @property
     def filter(self) -> str:
-        """What is subscribed to for all answers."""
+        """The subject of the one subscription for all answers."""
         return f"{self.prefix}*"
 
     def add(self, token: str, handle: Any, subject: str) -> None:
         self._waiting[token] = (handle, subject)
 
     def forget(self, token: str) -> None:
-        """Nobody waits for this answer any more; a late one is dropped."""
+        """Drop a request after a timeout or a cancellation; a late answer is ignored."""
         self._waiting.pop(token, None)
 
     def forget_handle(self, handle: Any) -> None:
-        """:meth:`forget` for those who have no token: they were interrupted before they got it."""
+        """:meth:`forget` for callers without a token: they were interrupted before they got it."""
         for token in [token for token, (waiting, _) in self._waiting.items() if waiting is handle]:
             del self._waiting[token]
 
     def take(self, events: list[Event]) -> None:
-        """Answers have arrived in ``replies``."""
+        """Read the answers that have arrived in ``replies``."""
         assert self.replies is not None
         self.answer(self.replies.arrived, events)
         self.replies.arrived.clear()
 
     def answer(self, answers: Iterable[CoreMessage], events: list[Event]) -> None:
-        """Tell those who wait what the answers are."""
+        """Complete the requests that these messages answer."""
         prefix = self.prefix
         skip = len(prefix)
         for message in answers:
-            # The server chooses the subscription a message goes to; whose answer it is, the subject must say in full.
+            # The server chooses the subscription of a message; only the whole subject identifies its request.
             waiting = self._waiting.pop(message.subject[skip:], None) if message.subject.startswith(prefix) else None
             if waiting is None:
                 continue  # timed out or cancelled before the answer came, or a second answer
@@ -71,10 +71,10 @@ class Requests:
 
     def fail_all(self, error: Exception, events: list[Event]) -> None:
         events.extend(Failed(handle, error) for handle, _ in self._waiting.values())
-        self._waiting.clear()  # told first: one that was interrupted before this is done again
+        self._waiting.clear()  # after the events: an interrupt before this line repeats them, and loses none
 
     def fail_subject(self, subject: str, error: Exception, events: list[Event]) -> bool:
-        """We may not ask there; False when nobody did."""
+        """Fail the requests to a subject that we may not publish to; False if no request waits there."""
         # A scan, not an index by subject: it is done when permissions are wrong, and the index would be kept for every
         # request.
         tokens = [token for token, (_, asked) in self._waiting.items() if asked == subject]
@@ -82,7 +82,7 @@ class Requests:
         return bool(tokens)
 
     def fail_reply(self, reply: bytes, error: Exception, events: list[Event]) -> bool:
-        """A message with this reply subject was not sent; False when it is no request of ours."""
+        """Fail the request of an unsent message; False if the reply subject belongs to no request."""
         prefix = self.prefix.encode()
         if not reply.startswith(prefix):
             return False
@@ -118,10 +118,10 @@ class Collector:
         return deadline - now
 
     def accept(self, message: M, *, now: float, stop: Callable[[M], bool] | None) -> bool:
-        """Whether this is an answer to pass on; False when it is the end.
+        """True if this message is an answer; False if it is the end marker.
 
         Raises:
-            NoResponders: The server says that nobody listens.
+            NoResponders: The subject has no subscriber.
         """
         if is_no_responders(message):
             raise NoResponders(self._subject)

@@ -20,6 +20,8 @@ The aliases of :data:`Steps` name the steps of one kind of procedure:
 ``batcher.effects.SinkSteps``          wrappers of a sink; run by the sink's ``Runner``
 ``app.commands.deciding.CommandSteps`` deciding a command; run by ``CommandRunner``, which waits in callbacks where it
                                        can, and by ``CommandStore``, which repeats reads for as long as the caller waits
+``app.handlers.handler_steps``         storing the outcome of an event; run by ``HandlerWorker``, which repeats a step
+                                       that fails, and by ``DeadLetterBox`` for operators
 =====================================  ==========================================================================
 """
 
@@ -40,7 +42,7 @@ Steps: TypeAlias = Generator[S, Any, R]
 
 @dataclass(frozen=True, slots=True)
 class Sleep:
-    """Wait. There is no answer."""
+    """Wait for a time. There is no answer."""
 
     seconds: float
     random_fraction: float = 0.0
@@ -60,14 +62,14 @@ class ReadClock:
 class StepRun(Generic[S, R]):
     """One run of a procedure.
 
-    A driver calls :meth:`advance`, performs :attr:`step`, stores the outcome in :attr:`answer` or :attr:`error`, and so
-    on until ``step`` is None.
+    A driver calls :meth:`advance`, performs :attr:`step`, stores the outcome in :attr:`answer` or :attr:`error`, and
+    repeats this until ``step`` is None.
     """
 
     __slots__ = ("_steps", "answer", "error", "result", "step")
 
     result: R
-    """The value that the procedure returned; set when :attr:`step` is None after :meth:`advance`."""
+    """The return value of the procedure; set when :attr:`step` is None after :meth:`advance`."""
 
     def __init__(self, steps: Steps[S, R]) -> None:
         self._steps = steps

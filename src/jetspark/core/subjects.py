@@ -45,8 +45,8 @@ MAX_SUBJECT_BYTES = MAX_LINE_BYTES - 128
 _FORBIDDEN = r"\x00\t\n\f\r \ud800-\udfff"
 _CHAR = rf"[^.{_FORBIDDEN}]"
 
-# A token that is not a wildcard either starts with another character or goes on after the first. Written this
-# way nothing is matched twice, and the possessive quantifiers keep long bad input from backtracking.
+# A token that is not a wildcard either starts with another character or has more than one. Written this way nothing is
+# matched twice, and the possessive quantifiers keep long bad input from backtracking.
 _LITERAL = rf"(?:[^.*>{_FORBIDDEN}]{_CHAR}*+|[*>]{_CHAR}++)"
 _NOT_TAIL = rf"(?:[^.>{_FORBIDDEN}]{_CHAR}*+|>{_CHAR}++)"
 
@@ -89,7 +89,7 @@ def validate_subject(subject: str) -> str:
 
 
 def is_subject(text: str) -> bool:
-    """Whether a message can be published to ``text``: a subject, not a pattern."""
+    """True if a message can be published to ``text``: a subject, not a filter."""
     return _is_subject(text) is not None
 
 
@@ -118,19 +118,19 @@ def validate_queue(name: str) -> str:
 
 
 def check_line(line: str, max_bytes: int = MAX_LINE_BYTES) -> None:
-    """Look at what stands in the line of a frame: a subject, or one with a reply subject or a queue group behind it.
+    """Check the length of a frame's line: a subject, alone or with a reply subject or queue group behind it.
 
-    :func:`validate_subject` does not: a subject can be longer that is not sent in such a line.
+    :func:`validate_subject` does not: longer subjects are valid where they are not sent in such a line.
 
     Raises:
-        InvalidSubject: The server would end the connection.
+        InvalidSubject: The line is too long; the server would end the connection.
     """
     if len(line) * 4 > max_bytes and (size := len(line.encode())) > max_bytes:
         raise InvalidSubject(line, f"it has {size} bytes, and {max_bytes} are the most; shorten it")
 
 
 def matches(filter: str, subject: str) -> bool:
-    """Whether a message published to ``subject`` reaches a subscription to ``filter``.
+    """True if a message published to ``subject`` reaches a subscription to ``filter``.
 
     Both must be valid; invalid ones get an arbitrary answer, not an error.
     """
@@ -151,7 +151,7 @@ def matches(filter: str, subject: str) -> bool:
 
 
 def overlaps(a: str, b: str) -> bool:
-    """Whether some subject matches both filters, as two streams on one server may not have."""
+    """True if some subject matches both filters; the server refuses two streams with such filters."""
     tokens_a, tokens_b = a.split("."), b.split(".")
     for token_a, token_b in zip(tokens_a, tokens_b, strict=False):
         if token_a == ">" or token_b == ">":
@@ -162,7 +162,7 @@ def overlaps(a: str, b: str) -> bool:
 
 
 def is_subset(a: str, b: str) -> bool:
-    """Whether every subject that matches ``a`` also matches ``b``."""
+    """True if every subject that matches ``a`` also matches ``b``."""
     tokens_a, tokens_b = a.split("."), b.split(".")
     for token_a, token_b in zip(tokens_a, tokens_b, strict=False):
         if token_b == ">":
@@ -173,7 +173,7 @@ def is_subset(a: str, b: str) -> bool:
 
 
 def common_filter(filters: Sequence[str]) -> str:
-    """A filter that matches whatever one of these matches, and little else: ``a.*.*`` for ``a.*.x`` and ``a.*.y``."""
+    """A filter that matches all subjects of these filters, and few others: ``a.*.*`` for ``a.*.x`` and ``a.*.y``."""
     common: list[str] = []
     parts = [each.split(".") for each in filters]
     for tokens in zip(*parts, strict=False):
@@ -186,11 +186,11 @@ def common_filter(filters: Sequence[str]) -> str:
 
 
 def reading_filters(filters: Sequence[str], *, may_read_all: bool = False) -> list[str]:
-    """What to ask the server for, to read all that is on some filters: those, a single wider one, or none at all.
+    """The filters to request from the server to read all of some filters: the same, a single wider one, or none.
 
-    The server takes none that overlap. And a consumer whose filters have wildcards looks, for each message, at many
+    The server refuses filters that overlap. And for filters with wildcards a consumer inspects, for each message, many
     subjects of a block of the stream. With ten thousand subjects it delivers 0.3 to 0.7 thousand messages a second for
-    three filters, 2 to 15 thousand for one, and 60 to 150 thousand without (measured, 2.15.1). A reader that asks for
+    three filters, 2 to 15 thousand for one, and 60 to 150 thousand without (measured, 2.15.1). A reader that receives
     more than it wants drops the rest by :func:`on_one_of`.
 
     Args:
@@ -205,7 +205,7 @@ def reading_filters(filters: Sequence[str], *, may_read_all: bool = False) -> li
 
 
 def on_one_of(filters: Sequence[str]) -> Callable[[str], object]:
-    """A quick test of whether a subject matches one of some filters."""
+    """A fast test that a subject matches one of some filters."""
     patterns = [
         r"\.".join({"*": r"[^.]+", ">": r".+"}.get(token, re.escape(token)) for token in each.split("."))
         for each in filters
@@ -214,7 +214,7 @@ def on_one_of(filters: Sequence[str]) -> Callable[[str], object]:
 
 
 def _refuse_subject(subject: str) -> NoReturn:
-    """Find the words for a subject the fast check refused."""
+    """Explain why the fast check refused a subject."""
     tokens = _refuse_malformed(subject, "a subject")
     wildcard = next(token for token in tokens if token in ("*", ">"))
     raise InvalidSubject(
@@ -225,7 +225,7 @@ def _refuse_subject(subject: str) -> NoReturn:
 
 
 def _refuse_filter(subject: str) -> NoReturn:
-    """Find the words for a filter the fast check refused."""
+    """Explain why the fast check refused a filter."""
     tokens = _refuse_malformed(subject, "a filter")
     *body, last = tokens
     remedy = ".".join(["*" if token == ">" else token for token in body] + [last])
@@ -237,7 +237,7 @@ def _refuse_filter(subject: str) -> NoReturn:
 
 
 def _refuse_malformed(subject: str, what: str) -> list[str]:
-    """Raise for the faults subjects and filters share; else a wildcard is to blame: return the tokens."""
+    """Raise for the faults that subjects and filters share. Without one, a wildcard is at fault: return the tokens."""
     _refuse_characters(subject, what)
     if not subject:
         raise InvalidSubject(subject, f"{what} may not be empty; name at least one token, such as 'orders'")

@@ -1,45 +1,56 @@
-"""One subscription's state: what arrived and was not yet read, how much may be waiting, when it ends."""
+"""The state of one subscription: unread messages, their bounds, and its end."""
 
 from __future__ import annotations
 
 from collections import deque
 from contextlib import suppress
-from typing import TypedDict
+from typing import TypedDict, Unpack
 
 from jetspark.core.machine import Reader
 from jetspark.core.message import AnswerRun, CoreMessage
 from jetspark.core.numbers import whole
 from jetspark.core.options import ConnectOptions
 
-__all__ = ["SubscriptionKind", "SubscriptionState", "pending_bounds"]
+__all__ = ["SubscriptionKind", "SubscriptionState", "SubscriptionTraits", "pending_bounds"]
 
 # Bounds of a subscription that drops nothing, in messages and bytes: more than memory holds.
 _NO_BOUNDS = (1 << 30, 1 << 40)
 
 
-class SubscriptionKind(TypedDict, total=False):
-    """What :meth:`Connection.subscribe` takes beside the subject, the queue and the reader, to be passed on."""
+class SubscriptionTraits(TypedDict, total=False):
+    """The use of a subscription, which decides how it is read and when it ends."""
+
+    message_class: type[CoreMessage] | None
+    """The class of its messages; None for the connection's."""
+    is_inbox: bool
+    """Answers come on subjects used once; nothing about them is remembered, and a drain leaves it open."""
+    takes_runs: bool
+    """The reader of an inbox takes answers in ``answer_runs``, too. It has no limit of messages."""
+    answers_to: str
+    """The subject of our requests: if we may not publish to it, the subscription ends with that error."""
+    follows_sessions: bool
+    """The reader is woken when a session begins, too: the requests of the session before have ended."""
+    ends_with_session: bool
+    """The subscription is over when the next session begins: the answers it waits for will not come."""
+
+
+class SubscriptionKind(SubscriptionTraits, total=False):
+    """The keyword arguments of :meth:`Connection.subscribe` except the reader, to be passed on."""
 
     max_pending_messages: int | None
     max_pending_bytes: int | None
     is_unbounded: bool
-    message_class: type[CoreMessage] | None
-    is_inbox: bool
-    takes_runs: bool
-    answers_to: str
-    follows_sessions: bool
-    ends_with_session: bool
 
 
 class SubscriptionState:
     """Messages between the network and their reader, within bounds.
 
-    ``arrived`` is the parser's, filled while it reads a chunk; :meth:`settle` moves it to ``pending``, from which the
-    reader takes. What does not fit is dropped, counted in ``dropped`` and reported as an event: NATS core has no way
-    to ask a publisher to slow down, so the choice is between dropping here and being cut off by the server.
+    ``arrived`` is the parser's, filled while it reads a chunk; :meth:`accept_arrived` moves it to ``pending``, from
+    which the reader takes. Messages beyond the bounds are dropped, counted in ``dropped`` and reported as an event:
+    NATS core cannot slow a publisher down, so the alternative is that the server cuts us off.
 
     The subscription is over when ``is_finished`` (nothing more will arrive) and ``pending`` is empty. ``error`` says
-    why, if it was not the reader's own wish.
+    why, unless its owner ended it.
     """
 
     __slots__ = (
@@ -78,12 +89,7 @@ class SubscriptionState:
         max_pending_messages: int,
         max_pending_bytes: int,
         reader: Reader | None = None,
-        message_class: type[CoreMessage] | None = None,
-        is_inbox: bool = False,
-        takes_runs: bool = False,
-        answers_to: str = "",
-        follows_sessions: bool = False,
-        ends_with_session: bool = False,
+        **traits: Unpack[SubscriptionTraits],
     ) -> None:
         self.sid = sid
         self.subject = subject
@@ -91,28 +97,23 @@ class SubscriptionState:
         self.max_pending_messages = max_pending_messages
         self.max_pending_bytes = max_pending_bytes
         self.reader = reader
-        """Who is woken; None where the connection itself reads."""
-        self.message_class = message_class
-        """What its messages are, if not what the connection's messages are."""
-        self.is_inbox = is_inbox
-        """Answers come on subjects used once."""
-        self.answers_to = answers_to
-        """The subject we ask on: if we may not publish there, no answer will come."""
-        self.follows_sessions = follows_sessions
-        """Its reader wants to be woken when a session begins: what it had asked for ended with the one before."""
-        self.ends_with_session = ends_with_session
-        """It is over when the next session begins: what it waits for was asked in one before, and will not come."""
+        """Woken when messages have arrived; None if the connection itself reads them."""
+        self.message_class = traits.get("message_class")
+        self.is_inbox = traits.get("is_inbox", False)
+        self.answers_to = traits.get("answers_to", "")
+        self.follows_sessions = traits.get("follows_sessions", False)
+        self.ends_with_session = traits.get("ends_with_session", False)
         self.arrived: list[CoreMessage] = []
-        self.answer_runs: deque[AnswerRun] | None = deque() if takes_runs else None
-        """Answers that were read together, for a reader that takes them so. They are in no other list, are not counted
-        in ``received``, and have no bound: such a reader asks for no more than it can hold."""
+        self.answer_runs: deque[AnswerRun] | None = deque() if traits.get("takes_runs") else None
+        """Answers that were read together, for a reader that wants them as columns. They are in no other list, are not
+        counted in ``received``, and have no bound: such a reader requests no more than it can hold."""
         self.counted_messages = self.counted_bytes = 0
-        """What the parser knows of the sizes of ``arrived`` and ``pending``; a reader that looks sets both to 0."""
+        """The sizes of ``arrived`` and ``pending`` as the parser knows them; a reader that uses them sets both to 0."""
         self.pending: deque[CoreMessage] = deque()
         self._pending_bytes_at_most = 0
         self.received = 0
         self.received_before = 0
-        """How many of those before the present session: the server counts only since its SUB."""
+        """``received`` at the beginning of the present session: the server counts only since its SUB."""
         self.dropped = 0
         self.max_messages = 0
         """End after this many received in all; 0 is without end."""
@@ -122,11 +123,11 @@ class SubscriptionState:
 
     @property
     def pending_bytes(self) -> int:
-        # Other threads may be taking messages meanwhile; the copy is one step for them.
+        # A copy, made in one step: other threads may take messages while this one counts.
         return sum([message.size_bytes for message in list(self.pending)])
 
-    def settle(self, chunk_bytes: int) -> int:
-        """Take over what arrived in a chunk of ``chunk_bytes`` bytes; returns how many messages had to be dropped."""
+    def accept_arrived(self, chunk_bytes: int) -> int:
+        """Move the messages of a chunk of ``chunk_bytes`` bytes to ``pending``; returns how many had to be dropped."""
         arrived, pending = self.arrived, self.pending
         if self.is_finished:
             arrived.clear()
@@ -146,7 +147,7 @@ class SubscriptionState:
         ):
             pending.extend(arrived)
         else:
-            dropped = self._settle_one_by_one()
+            dropped = self._accept_within_bounds()
             self.dropped += dropped
         if self.is_slow and not dropped and self._is_half_empty():
             self.is_slow = False  # the next loss is a new event, not more of the last one
@@ -155,7 +156,7 @@ class SubscriptionState:
             self.is_finished = True
         return dropped
 
-    def _settle_one_by_one(self) -> int:
+    def _accept_within_bounds(self) -> int:
         dropped = 0
         pending_bytes = self.pending_bytes
         for message in self.arrived:
@@ -176,7 +177,7 @@ class SubscriptionState:
         return self.pending.popleft()
 
     def take_all(self) -> list[CoreMessage]:
-        """All messages that are waiting, in order; other threads may take some of them meanwhile."""
+        """Remove and return all unread messages, in order; other threads may take some of them at the same time."""
         found: list[CoreMessage] = []
         take = self.pending.popleft
         with suppress(IndexError):
@@ -188,7 +189,7 @@ class SubscriptionState:
 def pending_bounds(
     options: ConnectOptions, max_messages: int | None, max_bytes: int | None, *, is_unbounded: bool
 ) -> tuple[int, int]:
-    """How much may wait to be read, in messages and bytes: the subscription's own bounds, or the connection's.
+    """The bounds of unread messages, in messages and bytes: the subscription's own, or the connection's.
 
     Raises:
         ConfigError: A bound is not a whole number above 0.

@@ -1,7 +1,7 @@
-"""The subscriptions of a connection, which outlive its sessions, and what arrives for them.
+"""The subscriptions of a connection, which outlive its sessions, and their delivery.
 
-A session's bytes are read by a parser of its own, which looks here for every message. It remembers what it found, so
-that most messages need no look; what is removed here it has to forget.
+Each session has a parser of its own, which looks up the subscription of every message here. It caches the results, so
+that most messages need no lookup; a removed subscription has to be removed from the cache as well.
 """
 
 from __future__ import annotations
@@ -22,25 +22,26 @@ class Subscriptions:
     """Every subscription that is not over, by the id it has at the server."""
 
     def __init__(self, message_class: type[CoreMessage] = CoreMessage, client: Any = None) -> None:
-        """``message_class`` is what messages are, unless a subscription says otherwise; ``client`` is for them."""
+        """``message_class`` is the class of messages unless a subscription has its own; ``client`` is passed to
+        them."""
         self.routes: dict[bytes, SubscriptionState] = {}
-        """By id as it stands in a frame: the parser looks here for every message."""
+        """By id as it stands in a frame; the parser reads it for every message."""
         self._message_class, self._client = message_class, client
         self.parser = Parser(self.routes, message_class, client)
-        """Of the present session."""
+        """The parser of the present session."""
         self._last_sid = 0
 
     def begin_session(self) -> None:
-        """Bytes of another session follow."""
+        """Prepare for the bytes of another session."""
         self.parser = Parser(self.routes, self._message_class, self._client)
 
     @property
     def all(self) -> list[SubscriptionState]:
-        """A copy: those that are looked at may end meanwhile."""
+        """A copy, because a subscription may end during the iteration."""
         return list(self.routes.values())
 
     def new_sid(self) -> int:
-        """An id for the next subscription. None is used twice: messages of the one before may be on their way."""
+        """An id for the next subscription. An id is never reused: messages of its last owner may still arrive."""
         self._last_sid += 1
         return self._last_sid
 
@@ -48,14 +49,14 @@ class Subscriptions:
         self.routes[b"%d" % subscription.sid] = subscription
 
     def answering(self, subject: str) -> list[SubscriptionState]:
-        """Those whose answers come only if we may publish to the subject."""
+        """The subscriptions whose answers come only if we may publish to the subject."""
         return [each for each in self.routes.values() if each.answers_to == subject]
 
     def named(self, subject: str, queue: str = "") -> list[SubscriptionState]:
         return [each for each in self.routes.values() if each.subject == subject and each.queue == queue]
 
     def restore(self) -> list[bytes]:
-        """What tells a new session of them, each with what is left of its limit."""
+        """The commands that restore them in a new session, each with the rest of its message limit."""
         restored: list[bytes] = []
         for subscription in self.routes.values():
             restored.append(frames.sub(subscription.subject, subscription.queue, subscription.sid))
@@ -66,9 +67,9 @@ class Subscriptions:
         return restored
 
     def deliver(self, subscription: SubscriptionState, events: list[Event]) -> None:
-        """Hand over what the parser read for it."""
+        """Hand over the messages that the parser read for it."""
         before = subscription.dropped
-        if subscription.settle(self.parser.chunk_bytes):
+        if subscription.accept_arrived(self.parser.chunk_bytes):
             # Once at the beginning, then at each doubling: loud enough to notice, quiet enough to survive.
             if not subscription.is_slow or subscription.dropped.bit_length() > before.bit_length():
                 events.append(SlowConsumer(subscription.subject, subscription.dropped))
@@ -78,14 +79,15 @@ class Subscriptions:
         events.append(Ready(subscription))
 
     def finish(self, subscription: SubscriptionState, events: list[Event]) -> None:
-        """Nothing more will arrive for it."""
+        """End a subscription: nothing more will arrive for it. A second call, after an interrupt, completes the
+        first."""
         subscription.is_finished = True
-        # Told once, although an interrupt may have it done twice: the table is the mark.
+        # The table decides, so that an event is sent once although an interrupt may repeat this.
         if b"%d" % subscription.sid in self.routes:
             events.append(Ready(subscription))
-            self._remove(subscription)  # the last step: what was interrupted before it is done again
+            self._remove(subscription)  # the last step: an interrupt before it repeats all of this
 
     def _remove(self, subscription: SubscriptionState) -> None:
-        # It may not be there any more: ending may be done twice, after an interrupt.
+        # It may be missing already: ending is repeated after an interrupt.
         if self.routes.pop(b"%d" % subscription.sid, None) is not None:
-            self.parser.forget_routes()  # it remembers the subscription of the last message, to look up none
+            self.parser.forget_routes()  # it caches the subscription of recent lines

@@ -1,5 +1,5 @@
-"""From a :class:`TLSConfig` to the context both drivers use, and from what ``ssl`` raises to what to do about it.
-The one module of the core that knows ``ssl``: a context reads certificate files but opens no connection."""
+"""The TLS context of both drivers, made from a :class:`TLSConfig`, and readable texts for the errors of ``ssl``.
+The one module of the core that imports ``ssl``: a context reads certificate files but opens no connection."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ OUR_CERTIFICATE = "the server requires a certificate of ours: pass tls=TLSConfig
 
 # OpenSSL's numbers for a certificate with another name, and with another address.
 _MISMATCHES = (62, 64)
-# Alerts by which a server says what it thinks of our certificate; in TLS 1.2 "bad certificate" also means none at all.
+# Alerts by which a server rejects our certificate; in TLS 1.2 "bad certificate" also stands for a missing one.
 _CERTIFICATE_ALERT = re.compile(
     r"ALERT_((BAD|UNSUPPORTED)_CERTIFICATE|CERTIFICATE_(REVOKED|EXPIRED|UNKNOWN)|UNKNOWN_CA|ACCESS_DENIED)$"
 )
 
 
 def tls_context(tls: TLSConfig | None) -> ssl.SSLContext:
-    """A client context that verifies the server; the files are read anew each time, so rotation needs no restart."""
+    """A client context that verifies the server; files are read at each call, so that rotation needs no restart."""
     if tls is not None and tls.context is not None:
         context: ssl.SSLContext = tls.context
         return context
@@ -39,9 +39,9 @@ def tls_context(tls: TLSConfig | None) -> ssl.SSLContext:
 
 
 def describe_error(error: Exception) -> str:
-    """What happened, without OpenSSL's names and line numbers, and what to do about it where that is known."""
+    """The error without OpenSSL's names and line numbers, with a remedy if one is known."""
     if isinstance(error, ConnectionRefusedError):
-        return "connection refused"  # the drivers' own wordings differ, and asyncio's does not say this
+        return "connection refused"  # the drivers' own texts differ, and asyncio's does not name the cause
     if not isinstance(error, ssl.SSLError):
         return str(error) or type(error).__name__
     if isinstance(error, ssl.SSLCertVerificationError):
@@ -58,10 +58,10 @@ def describe_error(error: Exception) -> str:
 
 
 def is_name_mismatch(error: Exception) -> bool:
-    """Whether a certificate is good, but for another name."""
+    """True if a certificate is valid, but for another name."""
     return isinstance(error, ssl.SSLCertVerificationError) and error.verify_code in _MISMATCHES
 
 
 def is_plain_text(error: Exception) -> bool:
-    """Whether the peer answered with something that is not TLS."""
+    """True if the peer answered in plain text where TLS was expected."""
     return isinstance(error, ssl.SSLError) and error.reason == "WRONG_VERSION_NUMBER"

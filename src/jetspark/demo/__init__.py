@@ -1,1 +1,1 @@
-"""``jetspark demo``: the application of ``examples/orders``, end to end, with everything checked on the way."""
+"""``jetspark demo``: runs the application of ``examples/orders`` end to end, and checks each stage."""

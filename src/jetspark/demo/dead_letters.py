@@ -1,4 +1,4 @@
-"""Stage: list what could not be handled, and redrive one of it."""
+"""Stage: list the dead letters, and redrive one of them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import asyncio
 import time
 from collections import Counter
 
-from jetspark.app.dead_letters.redriving import LetterFilter, read_letters, run_redrive
-from jetspark.app.handlers.handler_store import StoredLetter
+from jetspark.app.dead_letters.redriving import DeadLetterFilter, read_dead_letters, run_redrive
+from jetspark.app.handlers.dead_letter_box import StoredDeadLetter
 from jetspark.demo.screen import DemoStage
 from jetspark.demo.stages import Demo
 from jetspark.errors import MessageNotFound, RequestTimeout
@@ -16,7 +16,7 @@ __all__ = ["list_and_redrive"]
 
 HANDLER, PROJECTIONS = "refunds", "projections"
 WAIT_S = 45.0
-"""What a worker that was killed had in hand comes again after five seconds; a busy machine takes longer."""
+"""Events of a killed worker are redelivered after five seconds; a busy machine takes longer."""
 POLL_S = 0.1
 
 
@@ -27,41 +27,41 @@ async def list_and_redrive(demo: Demo) -> None:
     with demo.screen.stage("dead letters") as stage:
         letters = await _await_letters(demo, wanted)
         found = Counter(each.letter.handler for each in letters)
-        stage.say(f"{len(letters)} letters")
+        stage.say(f"{len(letters)} dead letters")
     result = f"found {dict(found)}, expected {wanted}"
     if found == wanted:
         result = (
-            f"{found[HANDLER]} refunds refused, {found[PROJECTIONS]} events unreadable: one letter each, though two "
-            "engines met them"
+            f"{found[HANDLER]} refunds refused, {found[PROJECTIONS]} events unreadable: one dead letter each, though "
+            "two engines read them"
         )
     demo.screen.found("dead letters", result, is_good=found == wanted)
     chosen = next((each for each in letters if each.letter.handler == HANDLER), None)
     if chosen is None:
-        demo.screen.found("redrive one", "not tried: there is no letter of a refund", is_good=None)
+        demo.screen.found("redrive one", "not tried: no refund has a dead letter", is_good=None)
         return
     with demo.screen.stage("redrive one") as stage:
         await _redrive(demo, stage, chosen)
 
 
-async def _await_letters(demo: Demo, wanted: dict[str, int]) -> list[StoredLetter]:
-    """The letters, once there are as many as there have to be; as many as there are, if that takes too long."""
+async def _await_letters(demo: Demo, wanted: dict[str, int]) -> list[StoredDeadLetter]:
+    """Wait for the expected number of dead letters; returns the present ones after ``WAIT_S`` seconds."""
     give_up_at = time.perf_counter() + WAIT_S
     while True:
-        letters = await read_letters(demo.place.js, demo.shop.release2, LetterFilter())
+        letters = await read_dead_letters(demo.environment.js, demo.shop.release2, DeadLetterFilter())
         if Counter(each.letter.handler for each in letters) == wanted or time.perf_counter() > give_up_at:
             return letters
         await asyncio.sleep(POLL_S)
 
 
-async def _redrive(demo: Demo, stage: DemoStage, chosen: StoredLetter) -> None:
-    """Have the handler of release 2, which knows what to do, handle one letter; then its event is there."""
-    app, js, letter = demo.shop.release2, demo.place.js, chosen.letter
+async def _redrive(demo: Demo, stage: DemoStage, chosen: StoredDeadLetter) -> None:
+    """Redrive one dead letter with the handler of release 2, and wait for the event it publishes."""
+    app, js, letter = demo.shop.release2, demo.environment.js, chosen.letter
     began = time.perf_counter()
     sequence = str(letter.origin.sequence)
-    await run_redrive(js, app, LetterFilter.parse(HANDLER, [f"sequence={sequence}"]))
+    await run_redrive(js, app, DeadLetterFilter.parse(HANDLER, [f"sequence={sequence}"]))
     stream = await js.stream(app.stream)
     while True:
-        left = await read_letters(js, app, LetterFilter.parse(HANDLER, [f"sequence={sequence}"]))
+        left = await read_dead_letters(js, app, DeadLetterFilter.parse(HANDLER, [f"sequence={sequence}"]))
         try:
             await stream.get_message(last_for=f"demo.orders.refunded.{letter.key}")
             if not left:
@@ -69,7 +69,7 @@ async def _redrive(demo: Demo, stage: DemoStage, chosen: StoredLetter) -> None:
         except MessageNotFound:
             pass
         if time.perf_counter() - began > WAIT_S:
-            raise RequestTimeout(f"the letter of event {sequence} is not handled after {WAIT_S:.0f} s", WAIT_S)
+            raise RequestTimeout(f"redrive of the dead letter of event {sequence}", WAIT_S)
         await asyncio.sleep(POLL_S)
     took_s = time.perf_counter() - began
     stage.say(f"{letter.key} refunded")

@@ -1,4 +1,4 @@
-"""Stage: fold the same events live, kill the server and the worker on the way, and go on."""
+"""Stage: fold the same events live, and kill the server and the worker in the course of it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from jetspark.server.process import finish_in_thread
 __all__ = ["fold_live"]
 
 KILL_SERVER_AT, KILL_WORKER_AT = 0.1, 0.4
-"""Parts of the events. A worker with so much before it stores its progress every two seconds, so both come later."""
-SETTLE_S = 0.2
+"""Shares of the events. With this backlog a worker stores its progress every two seconds, so both kills come later."""
+ARRIVAL_S = 0.2
 START_S = 120.0
 
 
@@ -39,8 +39,8 @@ async def fold_live(demo: Demo) -> None:
 
 
 async def _kill_server(demo: Demo, stage: DemoStage) -> str | None:
-    """End the server the hard way, and start it; returns what happened, None if it is not ours to kill."""
-    server = demo.place.server
+    """Kill the server and start it again; returns the row's text, None if the server is not the demo's."""
+    server = demo.environment.server
     if server is None:
         return None
     stage.say("server killed; it starts again")
@@ -50,27 +50,27 @@ async def _kill_server(demo: Demo, stage: DemoStage) -> str | None:
     ready_s = time.perf_counter() - killed_at
     at = (await _until(demo, stage, 1))[-1].sequence
     if at >= demo.last:
-        return f"kill -9 after the last event, {at:,}: back after {ready_s:.1f} s, and everything is there"
+        return f"kill -9 after the last event, {at:,}: back after {ready_s:.1f} s, and nothing is lost"
     went_on_s = (await _until(demo, stage, at + 1))[-1].at_s - killed_at
     return (
-        f"kill -9 at event {at:,}: back after {ready_s:.1f} s, and the fold went on by itself after {went_on_s:.1f} s"
+        f"kill -9 at event {at:,}: back after {ready_s:.1f} s, and the fold continued by itself after {went_on_s:.1f} s"
     )
 
 
 async def _kill_worker(demo: Demo, stage: DemoStage) -> str:
-    """End the worker the hard way, and start another; returns what happened."""
+    """Kill the worker and start another one; returns the row's text."""
     assert demo.worker is not None
     stage.say("worker killed; another one starts")
     demo.worker.kill()
     killed_at = time.perf_counter()
     demo.start_worker(RELEASE_1)
-    # What the dead one has sent arrives within this time; the next one waits for the end of its lease, which is longer.
-    await asyncio.sleep(SETTLE_S)
+    # Messages of the dead worker arrive within this time. The next worker waits for its lease, which takes longer.
+    await asyncio.sleep(ARRIVAL_S)
     at = (await _until(demo, stage, 1))[-1].sequence
     if at >= demo.last:
-        return f"kill -9 after the last event, {at:,}: the next one had nothing to do"
+        return f"kill -9 after the last event, {at:,}: the next worker had nothing to do"
     took_over_s = (await _until(demo, stage, at + 1))[-1].at_s - killed_at
-    return f"kill -9 at event {at:,}: the next one went on there {took_over_s:.1f} s later"
+    return f"kill -9 at event {at:,}: the next worker continued there {took_over_s:.1f} s later"
 
 
 async def _until(demo: Demo, stage: DemoStage, sequence: int) -> list[Moment]:

@@ -1,4 +1,4 @@
-"""The one place that prints: a bar for each stage while it runs, and a table of what was shown."""
+"""All output of the demo: a progress bar for each running stage, and a table of the results."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from rich.text import Text
 __all__ = ["DemoStage", "Screen", "ShownRow"]
 
 WIDTH = 18
-"""Of the names of stages."""
+"""Width of the stage names."""
 NARROW, VERY_NARROW = 100, 70
-"""Columns of a terminal."""
+"""Terminal widths in columns, below which the bars are simplified."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShownRow:
-    """One row of the table: something that was measured or checked in this run."""
+    """One row of the table: a measurement or check of this run."""
 
     what: str
     result: str
     is_good: bool | None = True
-    """None: it was not tried, and ``result`` says why."""
+    """None if the check was not tried; ``result`` has the reason."""
 
 
 class _Seconds(ProgressColumn):
@@ -37,7 +37,7 @@ class _Seconds(ProgressColumn):
 
 
 class DemoStage:
-    """A stage that runs: how far it is, and what to say of it."""
+    """The progress and text of a running stage."""
 
     def __init__(self, name: str, total: int, progress: Progress | None, task: TaskID | None) -> None:
         self.name = name
@@ -55,7 +55,7 @@ class DemoStage:
         self._show(completed=min(completed, self._total - 1))
 
     def say(self, text: str) -> None:
-        """Show this beside the bar; it stays until something else is said."""
+        """Show ``text`` beside the bar, until the next call."""
         self.said = text
         self._show(said=text)
 
@@ -77,11 +77,11 @@ class Screen:
         self.console = console or Console(highlight=False)
         self.findings: list[ShownRow] = []
         self.stage_name = ""
-        """The stage that runs, or ran last."""
+        """The running stage, or the last one."""
         self._progress = self._bars() if self.console.is_terminal else None
 
     def _bars(self) -> Progress:
-        """Columns that fit on one line: numbers are never cut, what is said is; a narrow terminal has no bar."""
+        """Columns that fit on one line: the text is cut, numbers are not; a narrow terminal has no bar."""
         narrow = self.console.width < NARROW
         name = TextColumn(f"{{task.description:{WIDTH}}}", table_column=Column(no_wrap=True, min_width=WIDTH))
         bar = BarColumn(bar_width=8 if narrow else 16, table_column=Column(min_width=8))
@@ -95,7 +95,7 @@ class Screen:
 
     @contextmanager
     def bars(self) -> Iterator[None]:
-        """What is printed inside comes above the bars."""
+        """Show the bars; lines printed inside the block appear above them."""
         if self._progress is None:
             yield
             return
@@ -104,7 +104,7 @@ class Screen:
 
     @contextmanager
     def stage(self, name: str, total: int = 1) -> Iterator[DemoStage]:
-        """Show a stage; its bar is full when the block ends, and stands where it was if the block fails."""
+        """Show a stage; its bar becomes full when the block ends, and stops if the block fails."""
         self.stage_name = name
         task = None if self._progress is None else self._progress.add_task(name, total=total, said="")
         stage = DemoStage(name, total, self._progress, task)
@@ -136,7 +136,7 @@ class Screen:
         self.console.print(table)
 
     def commands(self, heading: str, commands: Sequence[tuple[str, str]]) -> None:
-        """What to try next, each with what it does; a command is one line, however long, so that it can be pasted."""
+        """Print (command, description) pairs; a command is never wrapped, so that it can be pasted."""
         self.console.print(f"\n{heading}")
         for command, what in commands:
             self.console.print(f"  [dim]# {what}[/]")

@@ -24,21 +24,21 @@ class Shop:
     """The example ``orders``."""
 
     folder: Path
-    """On Python's path while it is imported, by this process, by workers and by Spark."""
+    """The folder on Python's path from which this process, the workers and Spark import it."""
     release1: App
     release2: App
-    """Another fold of the revenue, and a handler that refuses nothing."""
+    """The next release, with another fold of the revenue and a handler that refuses nothing."""
     traffic: Any
     """The module that makes events."""
     max_refund_cents: int
-    """What the handler of the first release does without asking."""
+    """The largest refund that the handler of the first release makes."""
 
 
 def find_examples() -> Path:
-    """Beside the package when it is installed, in the repository when it is not.
+    """Find the examples: beside the installed package, or in the repository.
 
     Raises:
-        ConfigError: It is in neither place.
+        ConfigError: Neither an installed nor a source tree has the example application.
     """
     package = Path(jetspark.core.version.__file__).parents[1]
     for folder in (package / "_examples", package.parents[1] / "examples"):

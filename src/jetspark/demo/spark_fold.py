@@ -1,7 +1,6 @@
 """Stage: fold the events on Spark, into buckets beside those of the live workers.
 
-Spark starts while the events are published, and ends while live workers fold: both take seconds in which one of two
-cores has nothing to do.
+Spark starts during publishing and ends during the live fold, because both use only one of two cores for seconds.
 """
 
 from __future__ import annotations
@@ -30,18 +29,18 @@ if TYPE_CHECKING:
 __all__ = ["SparkBeside", "fold_on_spark", "start_spark"]
 
 BATCHES = 2
-"""Micro-batches that the events are folded in: the first one is cold."""
+"""Number of micro-batches; the first one is cold."""
 ATTEMPTS = 3
 END_S = 20.0
 
 
 class SparkBeside:
-    """A Spark on this machine that starts and ends beside other stages. It says nothing: that goes to a file."""
+    """A local Spark that starts and ends during other stages; its output goes to a file."""
 
     def __init__(self, log: Path) -> None:
         self._made: list[SparkSession] = []
         self.start_s = 0.0
-        """How long it took to start."""
+        """Seconds it took to start."""
         self._starting = asyncio.create_task(self._start(log))
         self._ending: asyncio.Task[None] | None = None
 
@@ -51,21 +50,21 @@ class SparkBeside:
         self.start_s = time.perf_counter() - began
 
     async def session(self) -> SparkSession:
-        """Wait until it has started.
+        """Wait until Spark has started.
 
         Raises:
-            ConfigError: There is no Java for it, or it is too old.
+            ConfigError: Java is missing, or too old.
         """
         await asyncio.shield(self._starting)
         return self._made[0]
 
     def begin_to_end(self) -> None:
-        """Nobody needs it any more: it ends while other things go on."""
+        """Start to end Spark in the background."""
         if self._ending is None:
             self._ending = asyncio.create_task(self._end())
 
     async def ended(self) -> None:
-        """See to it that nothing of it is left, wherever it is."""
+        """Wait until Spark has ended completely, in whatever state it is now."""
         self.begin_to_end()
         assert self._ending is not None
         await self._ending
@@ -73,20 +72,20 @@ class SparkBeside:
     async def _end(self) -> None:
         await asyncio.wait([self._starting])
         if not self._starting.cancelled():
-            self._starting.exception()  # raised where it was waited for
+            self._starting.exception()  # session() raises it
         if self._made:
             await finish_in_thread(lambda: _end(self._made.pop()))
 
 
 def start_spark(demo: Demo) -> SparkBeside:
-    """Begin to start it; it ends with the demo at the latest."""
+    """Start Spark in the background; it ends with the demo at the latest."""
     spark = SparkBeside(demo.folder / "spark.log")
     demo.stack.push_async_callback(spark.ended)
     return spark
 
 
 async def fold_on_spark(demo: Demo) -> None:
-    """Fold everything that was published; measures start-up, the first batch, and the others."""
+    """Fold all published events; measures start-up, the first batch, and the others."""
     assert demo.spark is not None
     await _make_buckets(demo)
     with demo.screen.stage("start Spark") as stage:
@@ -101,7 +100,7 @@ async def fold_on_spark(demo: Demo) -> None:
 
 
 async def _fold(demo: Demo, stage: DemoStage, spark: SparkSession) -> str:
-    """Run the query to its end; one that fails, because Python did not start in time perhaps, goes on where it was."""
+    """Run the query to its end. A failed query, for instance by a slow start of Python, is resumed up to twice."""
     began = time.perf_counter()
     moments: list[Moment] = []
     for attempt in range(1, ATTEMPTS + 1):
@@ -118,12 +117,12 @@ async def _fold(demo: Demo, stage: DemoStage, spark: SparkSession) -> str:
 
 
 async def _make_buckets(demo: Demo) -> None:
-    """For Spark alone: like those of the live workers, so that both can be compared."""
+    """Create buckets for Spark, configured like those of the live workers, so that both can be compared."""
     app = demo.shop.release1
     demo.spark_buckets = {name: f"{spec.bucket.bucket}_spark" for name, spec in app.projections.items()}
     for name, bucket in demo.spark_buckets.items():
         config = app.projections[name].bucket_config
-        await demo.place.js.create_kv(dataclasses.replace(config, bucket=bucket, metadata={OWNER: app.name}))
+        await demo.environment.js.create_kv(dataclasses.replace(config, bucket=bucket, metadata={OWNER: app.name}))
 
 
 def _start(demo: Demo, spark: SparkSession) -> StreamingQuery:
@@ -132,7 +131,7 @@ def _start(demo: Demo, spark: SparkSession) -> StreamingQuery:
     return run(
         RELEASE_1,
         spark,
-        demo.place.url,
+        demo.environment.url,
         checkpoint=str(demo.folder / "checkpoint"),
         buckets=demo.spark_buckets,
         until_now=True,
@@ -141,18 +140,19 @@ def _start(demo: Demo, spark: SparkSession) -> StreamingQuery:
 
 
 def _check(query: StreamingQuery) -> None:
-    """
+    """Raise the error of a failed query.
+
     Raises:
-        UsageError: It has failed; the message is one line, and Java's words are in the log.
+        UsageError: The query has failed. The message is one line; the log has Java's full message.
     """
-    # Asked over a socket to Java, some milliseconds; this is asked a few times a second.
+    # isActive is a round trip to Java, some milliseconds; this runs a few times a second.
     if not query.isActive and (failure := query.exception()) is not None:
         ours = re.findall(r"jetspark\.errors\.\w+: (.+)", str(failure))
         raise UsageError(f"the query on Spark failed: {ours[-1] if ours else str(failure).splitlines()[0]}")
 
 
 def _rates(moments: list[Moment], began: float) -> str:
-    """The first batch is cold: Java compiles, Python's workers start and import."""
+    """The rates of the first batch and of the others. The first is cold: Java compiles, Python's workers start."""
     first, last = moments[0], moments[-1]
     text = f"cold {rate(first.sequence, first.at_s - began)}"
     if last.sequence > first.sequence:
@@ -160,7 +160,7 @@ def _rates(moments: list[Moment], began: float) -> str:
     return text
 
 
-# ---- a session that says nothing, and is gone when it is over --------------------------------------------------------
+# ---- a quiet session, and its complete end ---------------------------------------------------------------------------
 
 
 def _make() -> SparkSession:
@@ -170,7 +170,7 @@ def _make() -> SparkSession:
 
 
 def _saying_to(log: Path, work: Callable[[], Any]) -> Any:
-    """Do something, and have processes that it starts write their errors to a file."""
+    """Call ``work`` with stderr redirected to a file, also for processes that it starts."""
     own = os.dup(2)
     with log.open("ab") as file:
         os.dup2(file.fileno(), 2)
@@ -182,10 +182,10 @@ def _saying_to(log: Path, work: Callable[[], Any]) -> Any:
 
 
 def _end(spark: SparkSession) -> None:
-    """Stop Spark, and wait until Java has ended: it removes its temporary folders then."""
+    """Stop Spark, and wait until Java has ended, because only then are its temporary folders removed."""
     from py4j.protocol import Py4JError
 
-    gateway: Any = spark.sparkContext._gateway  # there is no public way to its process
+    gateway: Any = spark.sparkContext._gateway  # the process has no public accessor
     try:
         for query in spark.streams.active:
             query.stop()

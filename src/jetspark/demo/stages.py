@@ -1,4 +1,4 @@
-"""What the stages of the demo share: where they are, what they made, and how far a bucket is."""
+"""The state that the stages of the demo share, and waiting for the position of a bucket."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jetspark.app.replay.places import noted_position
-from jetspark.demo.place import Place
+from jetspark.app.replay.live_bucket import stored_position
+from jetspark.demo.environment import DemoEnvironment
 from jetspark.demo.screen import DemoStage, Screen
 from jetspark.demo.shop import Shop
 from jetspark.demo.workers import WorkerProcess
@@ -24,45 +24,45 @@ if TYPE_CHECKING:
 __all__ = ["Demo", "Moment", "buckets_of", "rate", "until_folded"]
 
 POLL_S = 0.1
-"""Each look asks every bucket, so that looking more often takes some of the time that is measured."""
+"""Each poll reads every bucket; polling more often would slow the measured work down."""
 ANSWER_S = 2.0
-"""How long to wait for how far a bucket is: the server may be killed meanwhile."""
+"""Time limit for reading a position; short, because the server may be killed at the time."""
 STUCK_S = 180.0
-"""A fold that does not go on for this long does not go on at all."""
+"""A fold without progress for this long is considered stuck."""
 
 
 @dataclass(slots=True)
 class Demo:
-    """One run."""
+    """The state of one run of the demo."""
 
     screen: Screen
     shop: Shop
-    place: Place
+    environment: DemoEnvironment
     folder: Path
     """For logs and checkpoints; removed at the end."""
     stack: AsyncExitStack
-    """What is to be ended at the end."""
+    """Clean-up calls for the end of the demo."""
     count: int
     """Events to publish."""
     tally: Any
-    """What they come to, counted where they are made."""
+    """The expected sums, counted by the publisher."""
     last: int = 0
-    """The sequence of the last of them."""
+    """The sequence of the last published event."""
     worker: WorkerProcess | None = None
     spark: SparkBeside | None = None
     spark_buckets: dict[str, str] = field(default_factory=dict)
-    """By projection: where Spark has folded to."""
+    """The buckets into which Spark folds, by projection."""
 
     def start_worker(self, app: str) -> WorkerProcess:
-        """Start one that is ended with the demo."""
-        self.worker = WorkerProcess(app, self.place.url, self.shop.folder, self.folder / "workers.log")
+        """Start a worker that ends with the demo, at the latest."""
+        self.worker = WorkerProcess(app, self.environment.url, self.shop.folder, self.folder / "workers.log")
         self.stack.push_async_callback(asyncio.to_thread, self.worker.stop)
         return self.worker
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """How far a fold was, and when."""
+    """The position of a fold at a time."""
 
     at_s: float
     sequence: int
@@ -79,21 +79,21 @@ def rate(count: float, seconds: float) -> str:
 async def until_folded(
     demo: Demo, stage: DemoStage, buckets: Sequence[str], sequence: int, is_alive: Callable[[], None]
 ) -> list[Moment]:
-    """Wait until buckets have every event up to a sequence; returns when they were how far.
+    """Wait until all buckets have folded every event up to a sequence; returns their progress over time.
 
     Args:
-        is_alive: Raises if nobody folds any more.
+        is_alive: Raises if the worker or query has ended.
 
     Raises:
-        RequestTimeout: Nothing was folded for three minutes.
+        RequestTimeout: No progress for ``STUCK_S`` seconds.
     """
-    js = demo.place.client.jetstream(timeout=ANSWER_S)
+    js = demo.environment.client.jetstream(timeout=ANSWER_S)
     moments: list[Moment] = []
     seen_at, seen = time.perf_counter(), -1
     while seen < sequence:
         is_alive()
         try:
-            reached = min([(await noted_position(js, bucket)).sequence or 0 for bucket in buckets])
+            reached = min([(await stored_position(js, bucket)).sequence or 0 for bucket in buckets])
         except JetSparkError as error:
             if not error.may_pass:
                 raise
@@ -105,6 +105,7 @@ async def until_folded(
                 moments.append(Moment(now, reached))
             stage.reached(min(reached, demo.last))
         elif now - seen_at > STUCK_S:
-            raise RequestTimeout(f"{', '.join(buckets)} stand at sequence {seen} for {STUCK_S:.0f} s", STUCK_S)
+            what = f"progress of {', '.join(buckets)} beyond sequence {seen}"
+            raise RequestTimeout(what, STUCK_S)
         await asyncio.sleep(POLL_S)
     return moments

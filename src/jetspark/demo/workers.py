@@ -1,4 +1,4 @@
-"""Workers of the application as processes: ``jetspark run``, as an operator starts it."""
+"""Worker processes of the application, started with ``jetspark run`` as by an operator."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from jetspark.errors import UsageError
 __all__ = ["WorkerProcess"]
 
 LEASE_S = 1
-"""How long a worker that was killed holds up the next one; by default ten seconds, which is long to watch."""
+"""Seconds for which a killed worker delays the next one; the default of ten seconds is too long for a demo."""
 STOP_S = 15.0
 LAST_LINES = 5
 POLL_S = 0.05
 
 
 class WorkerProcess:
-    """One ``jetspark run``. It has a session of its own, so that Ctrl-C in a terminal does not reach it before us."""
+    """One ``jetspark run`` process. It has its own session, so that Ctrl-C in a terminal reaches only the demo."""
 
     def __init__(self, app: str, url: str, folder: Path, log: Path) -> None:
         self.app, self._log = app, log
@@ -30,7 +30,7 @@ class WorkerProcess:
         environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join(paths),
-            "JETSPARK_PARENT": str(os.getpid()),  # it ends when this process is gone, however that went
+            "JETSPARK_PARENT": str(os.getpid()),  # the worker ends when this process has ended, even by kill -9
         }
         with log.open("ab") as file:
             self._begin = file.tell()
@@ -44,14 +44,15 @@ class WorkerProcess:
             )
 
     def kill(self) -> None:
-        """As a crash would."""
+        """End the worker like a crash."""
         self.process.kill()
         self.process.wait()
 
     def check(self) -> None:
-        """
+        """Raise if the worker has ended.
+
         Raises:
-            UsageError: It has ended by itself; the message has what it said last.
+            UsageError: The worker has ended by itself; the message has its last lines of output.
         """
         if self.process.poll() is not None:
             raise UsageError(
@@ -62,10 +63,10 @@ class WorkerProcess:
         return "\n".join(self._log.read_text(errors="replace").splitlines()[-LAST_LINES:])
 
     async def started(self, timeout: float) -> None:
-        """Wait until it says that it runs.
+        """Wait until the worker reports that it runs.
 
         Raises:
-            TimeoutError: It does not.
+            TimeoutError: It did not within ``timeout`` seconds.
             UsageError: It has ended.
         """
         async with asyncio.timeout(timeout):
@@ -74,7 +75,7 @@ class WorkerProcess:
                 await asyncio.sleep(POLL_S)
 
     def stop(self) -> None:
-        """Ask it to end, and see to it that it does; a second call does nothing."""
+        """Stop the worker with SIGTERM, and kill it after ``STOP_S`` seconds; a second call does nothing."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
             try:

@@ -1,1 +1,1 @@
-"""What JetStream means, over frames: configurations, requests and replies, state machines. No I/O."""
+"""The JetStream protocol over frames: configurations, requests and replies, state machines. No I/O."""

@@ -1,12 +1,12 @@
-"""What a consumer's message says about itself, and what can be answered to it.
+"""The metadata of a consumer's message, and the answers to it.
 
-Everything is in the reply subject, which is also where the answer goes::
+Both are in the reply subject: it has the metadata as tokens, and an answer is published to it::
 
     $JS.ACK.<stream>.<consumer>.<delivered>.<stream seq>.<consumer seq>.<time ns>.<pending>
-    $JS.ACK.<domain>.<account>.<stream>. ... .<pending>[.<more>]            domain "_" is none
+    $JS.ACK.<domain>.<account>.<stream>. ... .<pending>[.<more>]            domain "_" stands for no domain
 
-A message is answered once: ack, nak or term. ``in_progress`` may be said any number of times before. Saying it once
-too often is a bug in the caller that the server would not notice, so it is an error here.
+A message is answered once: ack, nak or term. ``in_progress`` may be sent any number of times before. A second answer
+is a bug in the caller that the server would not notice, so it is an error here.
 """
 
 from __future__ import annotations
@@ -50,18 +50,18 @@ ACK_FRAME = b"PUB %b 4\r\n+ACK\r\n"
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
-    """Where a message comes from, and how often it came."""
+    """The origin of a message, and its number of deliveries."""
 
     stream: str
     consumer: str
     delivered: int
-    """How often it has been delivered, this time included: above 1 it is a redelivery."""
+    """Number of deliveries, including this one: above 1 the message is a redelivery."""
     stream_sequence: int
     consumer_sequence: int
     timestamp: datetime.datetime
     """When the stream stored it."""
     pending: int
-    """How many messages for this consumer came after it."""
+    """Number of messages for this consumer that came after it."""
     domain: str | None = None
 
 
@@ -69,7 +69,7 @@ def parse_metadata(reply: bytes) -> Metadata:
     """Read a message's reply subject, in either form.
 
     Raises:
-        ProtocolError: It is not that of a JetStream message.
+        ProtocolError: It is not the reply subject of a JetStream message.
     """
     tokens = reply.decode(errors="surrogateescape").split(".")
     if tokens[:2] != ["$JS", "ACK"] or (len(tokens) != 9 and len(tokens) < 11):
@@ -87,34 +87,34 @@ def parse_metadata(reply: bytes) -> Metadata:
 
 
 def nak_payload(delay_s: float | None) -> bytes:
-    """Deliver it again, now or after some seconds."""
+    """The answer that requests a redelivery, at once or after some seconds."""
     if delay_s is None:
         return NAK
     return NAK + b" " + json.dumps({"delay": seconds_to_ns(seconds("delay", delay_s))}).encode()
 
 
 def term_payload(reason: str | None) -> bytes:
-    """Never deliver it again."""
+    """The answer that ends redelivery permanently."""
     return TERM if not reason else TERM + b" " + text("reason", reason).encode()
 
 
 class AckableMessage(CoreMessage):
-    """A consumer's message: what both drivers know of it without waiting."""
+    """A consumer's message, with the parts of both drivers that do not wait."""
 
-    # Whether it is answered is kept in `_client`, None from then on: a field of its own would cost every message a
-    # store, and this is the one thing an answered message has no more use for.
+    # `_client` becomes None with the answer: a field of its own would cost every message a store, and an answered
+    # message has no other use for its client.
 
     @property
     def metadata(self) -> Metadata:
         """Stream, consumer, sequences, time and delivery count."""
         found: Metadata | None = self._metadata
-        if found is None:  # read when first asked for: most readers never do
+        if found is None:  # parsed on first use: most readers never read it
             found = self._metadata = parse_metadata(self.raw_reply or b"")
         return found
 
     @property
     def is_answered(self) -> bool:
-        """Whether it was acked, naked or terminated here."""
+        """True after an ack, nak or term from this program."""
         return self._client is None
 
     def _client_to_answer(self) -> Any:
@@ -141,5 +141,5 @@ def check_is_unanswered_of(message: AckableMessage, consumer: ConsumerInfo) -> N
 
 
 def mark_answered(message: AckableMessage) -> None:
-    """Note that its answer was sent, by another way than its own methods."""
+    """Record an answer that was sent by another object than the message itself."""
     message._client = None

@@ -1,4 +1,4 @@
-"""What the server announces about streams, on plain subjects: nobody gets an advisory who was not subscribed."""
+"""Announcements of the server about streams, on plain subjects: only current subscribers receive an advisory."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class BatchAbandoned:
 
     @classmethod
     def of(cls, message: CoreMessage) -> BatchAbandoned:
-        """From the advisory.
+        """The content of an advisory.
 
         Raises:
-            ProtocolError: It is not one.
+            ProtocolError: The message is not such an advisory.
         """
         fields = wire.read_object(message.data)
         try:
@@ -51,6 +51,6 @@ class BatchAbandoned:
 
 
 def abandoned_subject(stream: str | None) -> str:
-    """Where the server tells of abandoned batches, of one stream or of all."""
+    """The subject for advisories of abandoned batches, of one stream or of all."""
     name = "*" if stream is None else check_name("stream", stream)
     return f"$JS.EVENT.ADVISORY.STREAM.BATCH_ABANDONED.{name}"

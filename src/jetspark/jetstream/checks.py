@@ -1,11 +1,11 @@
-"""What a field of a configuration may hold: read from its type and its metadata, so that no field goes unchecked.
+"""Validates configurations by the types and metadata of their fields, so that no field remains unchecked.
 
-A wrong value is refused where it is written, by a :class:`~jetspark.ConfigError` that names the field, the value and
-what is expected. The server would answer later and in its own terms (``invalid JSON: can not unmarshal``), or take the
-value for another one without a word: a negative limit, for instance, becomes none.
+A wrong value is refused in the constructor, by a :class:`~jetspark.ConfigError` that names the field, the value and the
+expectation. The server would answer later and in its own terms (``invalid JSON: can not unmarshal``), or silently
+read the value as another one: a negative limit, for instance, as no limit.
 
-What the *server* says is read by :func:`check_types` alone: a newer one may know more words, and an older one let
-values pass that are refused here.
+Configurations *from* the server are checked by :func:`check_types` alone: a newer server may have more words, and an
+older one may have accepted values that are refused here.
 
 A field's metadata may have ``low`` and ``high`` (of numbers; of durations in seconds, where 0 is always allowed
 besides), ``check``, which is called with the name of the field and each text in it, and ``each``, the word for what a
@@ -82,12 +82,12 @@ def check_description(what: str, text: str) -> None:
 
 
 def check_subject(what: str, text: str) -> None:
-    """One that messages are sent to."""
+    """A subject for publishing: no wildcards."""
     _named(what, validate_subject, text)
 
 
 def check_filter(what: str, text: str) -> None:
-    """One with wildcards, perhaps."""
+    """A subject with or without wildcards."""
     _named(what, validate_filter, text)
 
 
@@ -140,10 +140,10 @@ def check_config(kind: type[C], config: object, *, name: str | None = None) -> C
 
 
 def check_fields(config: Any) -> None:
-    """Whether every field that is mentioned has a value that makes sense.
+    """Check every field that is set.
 
     Raises:
-        ConfigError: One has not.
+        ConfigError: A field has a value of a wrong type, or out of its range.
     """
     for rule in _rules(type(config)):
         value = getattr(config, rule.name)
@@ -153,10 +153,10 @@ def check_fields(config: Any) -> None:
 
 
 def check_types(config: Any) -> None:
-    """Whether what the server said has the shape it should have, whatever it means.
+    """Check the types of a configuration from the server, without judging its values.
 
     Raises:
-        ConfigError: It has not.
+        ConfigError: A field has a value of a wrong type.
     """
     for rule in _rules(type(config)):
         value = getattr(config, rule.name)
@@ -168,12 +168,12 @@ def check_types(config: Any) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    """What one field holds: one value, a list of them, or a map from texts to them."""
+    """The type of one field, and its rules: one value, a list of values, or a map from texts to values."""
 
     name: str
     shape: Literal["one", "list", "map"]
     kind: type
-    """Of each value."""
+    """The type of each value."""
     words: tuple[str, ...]
     low: float
     high: float
@@ -184,7 +184,7 @@ class _Rule:
 
     def check_type(self, value: object) -> None:
         if self.shape == "list":
-            # A str is a sequence of its characters: "orders.>" would become eight one-letter subjects.
+            # A str is a sequence of its characters: "orders.>" would become eight subjects of one character each.
             is_list = isinstance(value, collections.abc.Sequence) and not isinstance(value, str | bytes | bytearray)
         elif self.shape == "map":
             is_list = isinstance(value, collections.abc.Mapping) and all(isinstance(key, str) for key in value)
@@ -194,7 +194,7 @@ class _Rule:
             raise self._wrong(value, self._expected())
 
     def check_value(self, value: Any) -> None:
-        """The type is right."""
+        """Check the value; its type is right."""
         for each in self._each(value):
             if self.words and each not in self.words:
                 raise self._wrong(value, f"one of {', '.join(map(repr, self.words))}")
@@ -204,7 +204,7 @@ class _Rule:
                 self._check_text(value, each)
 
     def _values(self, value: Any) -> Any:
-        """Those whose kind is told; a map's keys are texts."""
+        """The values to compare with ``kind``; the keys of a map are always texts."""
         return value.values() if self.shape == "map" else self._each(value)
 
     def _each(self, value: Any) -> tuple[Any, ...]:
@@ -217,14 +217,14 @@ class _Rule:
             return True
         if self.kind is float:
             return isinstance(value, int | float) and not isinstance(value, bool)
-        # True is an int, and a stream of one replica not what was meant.
+        # True is an int, and replicas=True a mistake.
         return isinstance(value, self.kind) and (self.kind is bool or not isinstance(value, bool))
 
     def _check_text(self, value: object, text: str) -> None:
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            raise self._wrong(value, f"text that has a UTF-8 form, which {text[error.start]!r} has not") from None
+            raise self._wrong(value, f"text that can be written as UTF-8, unlike {text[error.start]!r}") from None
         if self.check is not None:
             self.check(self.name, text)
 

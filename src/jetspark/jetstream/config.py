@@ -1,9 +1,8 @@
-"""Streams and consumers as their owners describe them. Each field is declared once, here: its name in Python, its
-name on the wire and its unit; :mod:`jetspark.jetstream.wire` does the rest.
+"""Configurations of streams and consumers. Each field is declared once, here: its name in Python, its name on the wire
+and its unit; :mod:`jetspark.jetstream.wire` does the rest.
 
-``None`` means "not mentioned": the server's default when something is created, the present value when it is updated.
-Durations are seconds, sizes bytes. What a newer server says that is not known here is kept in ``extra`` and sent back
-untouched.
+``None`` means "not mentioned": the server's default in a new stream or consumer, the present value in an update.
+Durations are seconds, sizes bytes. Unknown fields of a newer server are kept in ``extra`` and sent back unchanged.
 """
 
 from __future__ import annotations
@@ -70,9 +69,9 @@ def _level(level: int, **rules: Any) -> Any:
 
 
 def ruled(**rules: Any) -> Any:
-    """A field with the obvious name, and rules of its own for what it may hold.
+    """A field with its usual name, and validation rules of its own.
 
-    ``release`` is the first that has it, for what is older than API levels: a server before that ignores it.
+    ``release`` is the first server release with the field, for fields older than API levels: older servers ignore it.
     """
     return field(default=None, metadata=rules)
 
@@ -177,7 +176,7 @@ class ConsumerLimits:
 @explained
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamConfig:
-    """A stream: what it stores, how much of it, and what may be done with it."""
+    """A stream: its subjects, its limits, and the operations that it allows."""
 
     name: str = field(metadata={"check": check_name})
     description: str | None = ruled(check=check_description)
@@ -232,8 +231,8 @@ class StreamConfig:
 class ConsumerConfig:
     """A consumer: which messages of its stream, from where on, and how they are acknowledged.
 
-    With ``durable_name`` it stays until it is deleted; with ``name`` alone, or neither, it goes away when nobody has
-    used it for ``inactive_threshold_s``. With ``deliver_subject`` the server pushes, without it clients pull.
+    With ``durable_name`` it exists until it is deleted; with ``name`` alone, or neither, until it is unused for
+    ``inactive_threshold_s``. With ``deliver_subject`` the server pushes, without it clients pull.
     """
 
     name: str | None = ruled(check=check_name)

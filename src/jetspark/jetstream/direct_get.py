@@ -1,7 +1,7 @@
 """Reading many messages by direct get: the fast way to read a stream without a consumer.
 
-The server sends a batch of messages to one inbox and ends it with status 204. Each message names its predecessor, so
-one that was lost on the way (a reconnect, a dropped chunk) is noticed, and the rest is asked for again.
+The server sends a batch of messages to one inbox and ends it with status 204. Each message names its predecessor, so a
+message that is lost on the way (a reconnect, a dropped chunk) is noticed, and the rest is requested again.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from jetspark.jetstream.wire import number_in
 
 __all__ = ["BatchGet", "LastGet"]
 
-# What one request asks for; the server also stops at 64 MB.
+# Batch size of one request; the server also stops at 64 MB.
 BATCH_MESSAGES = 1000
 
-# How often all of an answer may be asked for again because some of it was lost on the way.
+# How often the whole answer may be requested again because a part of it was lost on the way.
 MAX_LAST_REQUESTS = 3
 
 
@@ -34,8 +34,8 @@ class BatchGet:
     """The messages from a sequence on, in order, over as many requests as it takes.
 
     The driver sends :meth:`request`, gives every answer to :meth:`accept` until the batch ``is_over``, calls
-    :meth:`lost` when the connection is lost meanwhile, and asks again until everything ``is_done``. How long nothing
-    may come is the driver's to say.
+    :meth:`lost` when the connection is lost before, and requests again until ``is_done``. The driver also decides how
+    long to wait for the next answer.
     """
 
     def __init__(
@@ -63,10 +63,10 @@ class BatchGet:
         return Request(self._subject, json.dumps(body).encode())
 
     def accept(self, message: CoreMessage) -> StoredMessage | None:
-        """The message in an answer; None when it is the end of the batch, or shows that something was lost.
+        """The message in an answer; None at the end of the batch, or after a message was lost.
 
         Raises:
-            JetStreamUnavailable: Nobody answers: no such stream, or it does not allow direct gets.
+            JetStreamUnavailable: The stream does not exist, or does not allow direct gets.
             ServerError: The server refused.
         """
         status = direct_status(message)
@@ -95,11 +95,11 @@ class BatchGet:
         return stored
 
     def lost(self) -> None:
-        """The rest of the batch will not come."""
+        """The connection was lost, and with it the rest of the batch."""
         self.is_over = True
 
     def _is_unbroken(self, message: CoreMessage) -> bool:
-        """Whether the message before this one is the last we have; the first of a batch has none."""
+        """True if the message before this one is the last received; the first message of a batch has no predecessor."""
         return _last_sequence(message) == self._last_sequence
 
 
@@ -114,7 +114,7 @@ def _pending(message: CoreMessage) -> int:
 
 
 class LastGet:
-    """The last message of each of many subjects, all as of one moment."""
+    """The last message of each of many subjects, all at the same moment."""
 
     # nats-server answers 413 above this.
     MAX_SUBJECTS = 1024
@@ -129,11 +129,11 @@ class LastGet:
         if up_to_sequence is not None:
             self._body["up_to_seq"] = whole("up_to_sequence", up_to_sequence, low=0, high=UINT64)
         self.is_empty = up_to_sequence == 0
-        """At sequence 0 there was nothing, and nothing is to be asked: the server takes 0 for no limit."""
+        """At sequence 0 the stream was empty, so no request is sent: the server takes 0 for no limit."""
         self.messages: list[StoredMessage] = []
         self.is_over = False
         self.is_broken = False
-        """Something was lost on the way, and everything must be asked for again: half an answer is not one moment."""
+        """A message was lost on the way. All are requested again: a partial answer does not show one moment."""
 
     def request(self) -> Request:
         self.messages = []
@@ -141,7 +141,7 @@ class LastGet:
         return Request(self._subject, json.dumps(self._body).encode())
 
     def lost(self) -> None:
-        """The rest of the answer will not come."""
+        """The connection was lost, and with it the rest of the answer."""
         self.is_over = self.is_broken = True
 
     def accept(self, message: CoreMessage) -> None:
@@ -155,7 +155,7 @@ class LastGet:
         if status.code == 204:
             self.is_broken |= _last_sequence(message) != last
             if not self.is_broken and (left := _pending(message)):
-                # The rest could be asked for, but by then it may be of another moment.
+                # The rest could be requested, but it might be from another moment.
                 raise ConfigError(
                     f"{left} of the last messages of {self._body['multi_last']} are beyond the 64 MB that nats-server "
                     "answers with at a time: ask for fewer"

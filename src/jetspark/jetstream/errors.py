@@ -1,4 +1,4 @@
-"""From the server's numbers to classes, and from its silence to a reason."""
+"""Maps the server's error numbers to exception classes, and a missing answer to a reason."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ def server_error(
 
 
 def unavailable(subject: str, info: ServerInfo | None = None, stream: str | None = None) -> errors.JetStreamUnavailable:
-    """Nobody listens on a subject of JetStream's API, or on one that a stream was to store: say why.
+    """The error for a JetStream API subject, or a subject that a stream was to store, that has no subscriber.
 
-    ``info`` is what the server says that we are connected to; without it more is possible. ``stream`` is the one that
-    stores the subject, where that is known.
+    ``info`` is the INFO of the connected server; without it the reason is less specific. ``stream`` is the stream that
+    stores the subject, if known.
     """
     if stream is not None:
         reason = (
@@ -65,7 +65,7 @@ def unavailable(subject: str, info: ServerInfo | None = None, stream: str | None
             "within seconds, unless too few of its servers run"
         )
         return errors.JetStreamUnavailable(subject, reason)
-    # A server on its own elects nobody.
+    # A server without a cluster holds no elections.
     electing = ", or its leader is being elected, which passes" if info is None or info.cluster else ""
     if info is not None and not info.has_jetstream and not _is_elsewhere(subject):
         reason = _is_off(info)
@@ -88,7 +88,7 @@ def unavailable(subject: str, info: ServerInfo | None = None, stream: str | None
 
 
 def _is_elsewhere(subject: str) -> bool:
-    """Of a domain, or imported from another account: not for the server we are connected to to answer."""
+    """True for the API of a domain or of another account: the connected server does not answer it itself."""
     found = _API.fullmatch(subject)
     return found is not None and found[1] != "$JS.API"
 

@@ -1,14 +1,14 @@
-"""What a server can do, by its release: asked for before something is used that an older one ignores without a word.
+"""Features of a server by its release, checked before using one that an older server would silently ignore.
 
-How it is known. A server counts the features of its JetStream as an API level and says it in its INFO, so the usual
-case costs nothing: JetStream is that of the server we are connected to. With a domain or a prefix, or through a leaf
-node without JetStream of its own, it is another server's, whose level is the answer to one request for each session of
-the connection (``$JS.API.INFO``), made when something depends on it; see ``Api.facts``. Nothing is asked or looked up
-for single messages, except for those with a TTL.
+Source of the facts. A server counts the features of its JetStream as an API level and reports it in its INFO, so the
+usual case costs nothing: JetStream belongs to the connected server. With a domain or a prefix, or through a leaf node
+without JetStream, it belongs to another server. Its level is the answer to one request per session of the connection
+(``$JS.API.INFO``), sent when a feature depends on it; see ``Api.facts``. Single messages cause no request or lookup,
+except messages with a TTL.
 
-What cannot be known (the request is not allowed, or not imported) is not refused. Nor does the connected server speak
-for all of a cluster that is being upgraded. Batches therefore also recognise the answer of a server that took one of
-their messages for a plain one.
+A feature is not refused if the level is unknown (the request is not allowed, or not imported). Nor does the connected
+server represent a whole cluster that is being upgraded. Batches therefore also recognise the answer of a server that
+took one of their messages for a plain one.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ RELEASES = {1: "2.11", 2: "2.12", 3: "2.12", 4: "2.14", 5: "2.15"}
 
 
 class ServerFacts(NamedTuple):
-    """What is known of the server that answers for JetStream."""
+    """The version of the server that answers for JetStream, as far as it is known."""
 
     level: int | None
-    """None: nobody said."""
+    """None if unknown."""
     version: str
-    """Empty where only the level is known."""
+    """Empty if only the level is known."""
 
     def lacks(self, level: int) -> bool:
         return self.level is not None and self.level < level
@@ -65,7 +65,7 @@ UNKNOWN = ServerFacts(None, "")
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """Something a server must know to be asked for it."""
+    """A feature, and the API level that a server needs for it."""
 
     name: str
     level: int
@@ -86,11 +86,11 @@ FAST_INGEST = Feature("fast ingest (fast_batch, fast_publisher)", 4)
 
 
 def facts_of(info: ServerInfo) -> ServerFacts:
-    """Of a server, from its own INFO."""
+    """The facts in a server's own INFO."""
     level = info.fields.get("api_lvl")
     if isinstance(level, int):
         return ServerFacts(level, info.version)
-    # INFO tells the level from 2.12 on; 2.11 has one and does not say so. Without a version we know nothing.
+    # INFO has the level from 2.12 on; 2.11 has a level and does not report it. Without a version it is unknown.
     release = release_of(info.version)
     return ServerFacts(None if release is None else int(release >= (2, 11)), info.version)
 
@@ -101,10 +101,10 @@ def release_of(version: str) -> tuple[int, int] | None:
 
 
 def check_config(fields: list[tuple[str, int, str]], facts: ServerFacts) -> None:
-    """``fields`` are those that are mentioned: name, level, and the release for those older than levels.
+    """``fields`` are the fields that are set: name, level, and the release for fields older than levels.
 
     Raises:
-        FeatureUnavailable: The server would ignore one of them, or not understand it.
+        FeatureUnavailable: The server would ignore a field, or not understand it.
     """
     for name, level, release in sorted(fields, key=lambda field: -field[1]):
         facts.require(name, level)
@@ -114,7 +114,7 @@ def check_config(fields: list[tuple[str, int, str]], facts: ServerFacts) -> None
 
 
 def level_in(reply: dict[str, Any]) -> int | None:
-    """The API level in the answer to ``INFO``; servers before 2.11 have none, and others may not be servers."""
+    """The API level in the answer to ``INFO``; servers before 2.11 have none, and the answer may be malformed."""
     api = reply.get("api")
     level = api.get("level", 0) if isinstance(api, dict) else None
     return level if isinstance(level, int) else None

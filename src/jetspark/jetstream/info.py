@@ -1,4 +1,4 @@
-"""What the server tells about streams, consumers, messages and accounts."""
+"""The server's reports on streams, consumers, messages and accounts."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _extra() -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamState:
-    """How much a stream holds, and from where to where."""
+    """Size and range of a stream."""
 
     messages: int = 0
     bytes: int = 0
@@ -55,16 +55,16 @@ class StreamState:
     consumers: int = _wire("consumer_count", default=0)
     deleted_count: int = _wire("num_deleted", default=0)
     deleted: Sequence[int] = ()
-    """Sequences that are gone, when asked for with ``deleted_details``."""
+    """Deleted sequences, if requested with ``deleted_details``."""
     subject_count: int = _wire("num_subjects", default=0)
     subjects: Mapping[str, int] = field(default_factory=dict)
-    """Messages per subject, when asked for with ``subjects_filter``."""
+    """Messages per subject, if requested with ``subjects_filter``."""
     extra: Mapping[str, Any] = _extra()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterInfo:
-    """Who leads, and who follows."""
+    """The leader and the followers of a stream or consumer."""
 
     name: str | None = None
     leader: str | None = None
@@ -120,7 +120,7 @@ class ConsumerInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccountLimits:
-    """Limits of an account. A value of -1 means that there is no limit."""
+    """Limits of an account. A value of -1 means no limit."""
 
     max_memory: int = -1
     """Bytes of all streams in memory."""
@@ -160,7 +160,7 @@ class AccountInfo(AccountTier):
 
     @property
     def tiers(self) -> dict[str, AccountTier]:
-        """Usage and limits by tier (``R1``, ``R3``), where the account has tiers; ``limits`` says nothing then."""
+        """Usage and limits by tier (``R1``, ``R3``), if the account has tiers; ``limits`` is then meaningless."""
         tiers = self.extra.get("tiers")
         return {name: wire.decode(AccountTier, tier) for name, tier in tiers.items()} if isinstance(tiers, dict) else {}
 
@@ -181,13 +181,13 @@ class PubAck:
     batch: str | None = None
     batch_size: int | None = _wire("count")
     value: str | None = _wire("val")
-    """Of a counter, after this message."""
+    """The value of a counter after this message."""
     extra: Mapping[str, Any] = _extra()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredMessage:
-    """A message as the stream has it."""
+    """A message as stored in a stream."""
 
     stream: str
     subject: str
@@ -195,7 +195,7 @@ class StoredMessage:
     timestamp: datetime.datetime
     data: bytes
     headers: Headers
-    """Those that can be read: the server stores whatever block a publisher writes."""
+    """The readable headers: the server stores any block that a publisher writes."""
 
     @classmethod
     def from_reply(cls, stream: str, reply: Mapping[str, Any]) -> StoredMessage:
@@ -218,10 +218,10 @@ class StoredMessage:
 
     @classmethod
     def from_direct(cls, message: CoreMessage) -> StoredMessage:
-        """From a direct get: the message itself, its place in the stream told by headers we take off again.
+        """The message of a direct get; its stream position is in headers, which are removed from the message's own.
 
         Raises:
-            MessageNotFound: There is none.
+            MessageNotFound: The stream has no such message.
             ServerError: The server refused for another reason.
         """
         if (status := direct_status(message)) is not None:
@@ -229,8 +229,8 @@ class StoredMessage:
             raise kind(
                 status.code, Code.MESSAGE_NOT_FOUND.value if status.code == 404 else 0, status.description.lower()
             )
-        # The server appends its headers behind the message's own, which may have the same names: whatever was
-        # republished has. So those that say where the message is are the last of their name.
+        # The server appends its headers behind the message's own, which may have the same names, as republished
+        # messages do. So the last header of each name is the server's.
         place: dict[str, str] = {}
         own: list[tuple[str, str]] = []
         pairs = readable(message.raw_headers).multi_items()
@@ -259,9 +259,10 @@ class StoredMessage:
 
 
 def direct_status(message: CoreMessage) -> Status | None:
-    """What the server answers to a direct get in place of a message; None for a message.
+    """The status that a direct get returned instead of a message; None for a message.
 
-    The server stores any block of headers, also one with a status in its first line, and appends where the message is.
+    The server stores any block of headers, also one with a status in its first line. Only messages have the header
+    that the server appends.
     """
     if last_value(message.raw_headers, "Nats-Sequence") is not None:
         return None

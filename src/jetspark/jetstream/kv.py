@@ -1,7 +1,7 @@
-"""Key-value buckets: a stream seen as a map. What a bucket, a key and an entry are on the wire (ADR-8 of NATS).
+"""Key-value buckets: a stream seen as a map. Buckets, keys and entries on the wire (ADR-8 of NATS).
 
-A bucket is a stream ``KV_<bucket>`` with a subject ``$KV.<bucket>.<key>`` for each key; a revision is a sequence of it.
-Deleting writes a marker, purging writes a marker that also removes what was before.
+A bucket is a stream ``KV_<bucket>`` with a subject ``$KV.<bucket>.<key>`` for each key; a revision is a sequence in it.
+Deleting writes a marker; purging writes a marker that also removes the earlier revisions.
 """
 
 from __future__ import annotations
@@ -71,10 +71,10 @@ KVOperation: TypeAlias = Literal["put", "delete", "purge"]
 
 MAX_HISTORY = 64
 
-# Between two looks whether a replica has what the leader has; it takes milliseconds.
+# Pauses between reads of a replica that is behind its leader; it catches up within milliseconds.
 STALE = Backoff(first_s=0.005, max_s=0.25)
-# A replica is asked again that often, which takes some two seconds. Then the write is tried with what it has: the
-# message that the leader has named may be gone.
+# Number of such reads, over some two seconds. Then the write is tried with the replica's answer: the message that the
+# leader has named may have been deleted.
 STALE_READS = 12
 
 # Where the server compares with the last message of a subject, it names the sequence of that.
@@ -97,7 +97,7 @@ class KVConfig:
     history: int | None = ruled(low=1, high=MAX_HISTORY)
     """Revisions kept of each key, 1 to 64; the server's default is 1."""
     ttl_s: float | None = ruled(low=0.1)
-    """Seconds after which every entry goes away."""
+    """Seconds after which an entry is removed."""
     limit_marker_ttl_s: float | None = ruled(low=1)
     """Lets single keys have a TTL (needs nats-server 2.11): when one goes away, a marker stays for this many seconds
     for watchers to see. In a bucket with more than one revision of history no key can have a shorter TTL than this.
@@ -125,7 +125,7 @@ class KVConfig:
 
     @classmethod
     def of(cls, config: KVConfig | str) -> KVConfig:
-        """The configuration itself, or that of a bucket of which only the name is given."""
+        """The configuration itself, or the default one for a bucket name."""
         return check_config(cls, config, name="bucket")
 
     def to_stream(self, api_level: int = 0) -> StreamConfig:
@@ -186,7 +186,7 @@ def _bucket_source(source: StreamSource) -> StreamSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVEntry:
-    """One revision of a key. ``operation`` says whether it is a value or the mark of its end."""
+    """One revision of a key. ``operation`` tells a value from a delete or purge marker."""
 
     bucket: str
     key: str
@@ -195,7 +195,7 @@ class KVEntry:
     created: datetime.datetime
     operation: KVOperation = "put"
     pending: int = 0
-    """In a watch: how many entries of the beginning are still to come."""
+    """In a watch: number of entries still to come of the initial ones."""
 
     @classmethod
     def of(cls, bucket: str, message: StoredMessage) -> KVEntry:
@@ -231,19 +231,19 @@ class KVStatus:
 
     @property
     def ttl_s(self) -> float:
-        """0 is for ever."""
+        """Seconds until a value expires; 0 means never."""
         return self.stream.config.max_age_s or 0.0
 
 
 def create_bucket(api: Api, config: KVConfig) -> Operation[StreamInfo]:
-    """Create a bucket's stream, or find the one there is."""
+    """Create a bucket's stream; an existing one with the same configuration is returned."""
     facts = yield from api.facts()
     return (yield from api.create_stream(config.to_stream(facts.level or 0)))
 
 
 def create_or_update_bucket(api: Api, config: KVConfig) -> Operation[StreamInfo]:
     """Change what ``config`` mentions in a bucket that exists; otherwise create it, as :func:`create_bucket` does."""
-    # `history` has a default of 1 in a new bucket; in one that exists it would delete revisions that nobody named.
+    # `history` has a default of 1 in a new bucket; in an existing bucket this default would delete revisions.
     changes = dataclasses.replace(config.to_stream(), max_messages_per_subject=config.history)
     try:
         return (yield from api.update_stream(changes))
@@ -262,12 +262,12 @@ def check_key(key: str, what: str = "key") -> str:
     """A key is one or more tokens, joined by dots, of letters, digits and ``-/_=``.
 
     Raises:
-        ConfigError: With the spelling that works, where one is obvious.
+        ConfigError: The key is invalid; the message has a valid spelling if one is obvious.
     """
     if not isinstance(key, str):
         raise unfit(what, key, "a key, such as 'order.1'")
     if not _is_key(key):
-        # Who writes a pattern means many keys: no single one would do.
+        # A wildcard here is a mistake: this call takes exactly one key, so no other spelling is proposed.
         better = "" if set(key) & set("*>") else re.sub(r"[^-/_=.a-zA-Z0-9]+", ".", key).strip(".")
         hint = f"; {better!r} would do" if _is_key(better) else ""
         raise ConfigError(f"key={key!r}: expected tokens of letters, digits and -/_= joined by dots{hint}")
@@ -275,9 +275,9 @@ def check_key(key: str, what: str = "key") -> str:
 
 
 def check_keys(keys: Sequence[str]) -> None:
-    """As :func:`check_key`, for many: one look at all of them costs a tenth of one look at each."""
+    """As :func:`check_key`, for many: one check of all together costs a tenth of single checks."""
     with suppress(TypeError):
-        # A key with a line break in it would look like two.
+        # A key with a line break in it would look like two keys.
         lines = "\n".join([*keys, ""])
         if _are_keys(lines) and lines.count("\n") == len(keys):
             return
@@ -286,7 +286,7 @@ def check_keys(keys: Sequence[str]) -> None:
 
 
 def check_filter(pattern: str, what: str = "filters") -> str:
-    """A key, or one with ``*`` for single tokens and ``>`` for the rest."""
+    """A key, or a pattern with ``*`` for single tokens and ``>`` for the rest."""
     if not isinstance(pattern, str):
         raise unfit(what, pattern, "a key or a pattern, such as 'order.>'")
     return pattern if _is_filter(pattern) else check_key(pattern)
@@ -310,7 +310,7 @@ def operation_of(headers: Headers) -> KVOperation:
     marker = headers.get("KV-Operation")
     if marker is not None:
         return "delete" if marker == "DEL" else "purge" if marker == "PURGE" else "put"
-    # The server's own marks, left where a TTL or a limit removed the last value.
+    # The server's own markers, left by a TTL or a limit that removed the last value.
     reason = headers.get("Nats-Marker-Reason")
     if reason is not None:
         return "delete" if reason == "Remove" else "purge"
@@ -324,7 +324,7 @@ def marker_headers(operation: Literal["delete", "purge"]) -> dict[str, str]:
 
 
 def entry_of_delivery(bucket: str, message: AckableMessage) -> KVEntry:
-    """From a consumer: what the stream says of the message is in its reply subject."""
+    """From a consumer's message, whose reply subject has its metadata."""
     metadata = message.metadata
     return KVEntry(
         bucket=bucket,
@@ -338,7 +338,7 @@ def entry_of_delivery(bucket: str, message: AckableMessage) -> KVEntry:
 
 
 class WatchKeywords(TypedDict, total=False):
-    """Where a watch begins, and whether it shows values: keywords of ``KeyValue.watch``, for type checkers."""
+    """Start and content of a watch: keywords of ``KeyValue.watch``, for type checkers."""
 
     include_history: bool
     updates_only: bool
@@ -355,10 +355,10 @@ def watch_options(
     meta_only: bool = False,
     from_revision: int | None = None,
 ) -> OrderedOptions:
-    """How to read a bucket's stream for a watch.
+    """The ordered consumer that a watch needs.
 
     Raises:
-        ConfigError: Two beginnings at once.
+        ConfigError: More than one start is given.
     """
     flag("meta_only", meta_only)
     chosen = [
@@ -388,10 +388,10 @@ def watch_options(
 
 
 def _distinct(filters: Sequence[str]) -> list[str]:
-    """The same keys by filters that do not overlap: the server takes no others.
+    """The same keys by filters that do not overlap, as the server requires.
 
     Raises:
-        ConfigError: Two have some keys in common, and none of them has all.
+        ConfigError: Two filters have some keys in common, and no filter includes the other.
     """
     unique = list(dict.fromkeys(check_filter(each) for each in filters))
     patterns = [each for each in unique if "*" in each or ">" in each]
@@ -425,14 +425,14 @@ class Bucket:
     ) -> None:
         self.name = check_bucket(bucket)
         self.origin = origin
-        """The bucket whose subjects are used: this one, or the one it mirrors, which takes the writes."""
+        """The bucket whose subjects are used: this one, or the mirrored one, which takes the writes."""
         self._api = api
         self._stream = f"KV_{bucket}"
         self._direct = direct
         self.is_atomic = atomic
         self._least_ttl_s = least_ttl_s
-        """Where the server makes shorter ones as long as its markers; 0 where it does not, or where nobody knows."""
-        # Between two domains the server lets a bucket's own subjects not pass: there they are part of the API.
+        """The server extends a shorter TTL to this time; 0 if it does not, or if that is unknown."""
+        # Between two domains the server does not route a bucket's own subjects: there they have an API prefix.
         self._write_prefix = "" if write_prefix == DEFAULT_PREFIX else f"{write_prefix}."
 
     @classmethod
@@ -440,10 +440,10 @@ class Bucket:
         name = config.name.removeprefix("KV_")
         origin = name if config.mirror is None else config.mirror.name.removeprefix("KV_")
         external = None if config.mirror is None else config.mirror.external
-        # nats-server 2.15 does so where it keeps more than one revision.
+        # nats-server 2.15 extends shorter TTLs in buckets that keep more than one revision.
         raises_ttls = origin == name and config.max_messages_per_subject != 1
         least_ttl_s = (config.subject_delete_marker_ttl_s or 0) if raises_ttls else 0
-        # Some clients make buckets without direct access; reading those asks the leader.
+        # Some clients create buckets without direct access; these are read from the leader.
         return cls(
             api,
             name,
@@ -455,7 +455,8 @@ class Bucket:
         )
 
     def snapshot_of_one(self, key: str) -> Operation[list[StoredMessage]]:
-        """The last message of a key, as :meth:`get` asks for it: a user's rights can be limited to single keys."""
+        """The last message of a key, by the request of :meth:`get`: a user's permissions can be limited to single
+        keys."""
         query = message_query(last_for=subject_of(self.origin, check_key(key)))
         try:
             return [(yield from self._api.get_message(self._stream, query, direct=self._direct))]
@@ -463,11 +464,11 @@ class Bucket:
             return []
 
     def subjects(self, filters: Iterable[str]) -> list[str]:
-        """Of keys or patterns."""
+        """The subjects of keys or patterns."""
         return [subject_of(self.origin, check_filter(each)) for each in texts("filters", filters, "a list of keys")]
 
     def write_subject(self, key: str) -> str:
-        """Where a value of the key is published to; it is stored under ``subject_of``."""
+        """The subject for a publish of the key's value; it is stored under ``subject_of``."""
         return f"{self._write_prefix}{subject_of(self.origin, check_key(key))}"
 
     def write_subjects(self, keys: Sequence[str]) -> list[str]:
@@ -500,7 +501,7 @@ class Bucket:
         return entry
 
     def create(self, key: str, value: bytes, ttl_s: float | None) -> Operation[int]:
-        """Write a key that has no value; one that was deleted has none."""
+        """Write a key that has no value, because it is new or was deleted."""
         revision, last = 0, -1
         while True:
             try:
@@ -508,18 +509,18 @@ class Bucket:
             except WrongLastSequence as refused:
                 named = _NAMED_SEQUENCE.search(refused.description)
             before, last = last, int(named[1]) if named is not None else 0
-            # Named once more, it is still there, and the replica still behind. The time of the call bounds that.
+            # Named twice, the message still exists and the replica is still behind. The call's timeout bounds the loop.
             if before >= 0 and not before == last > revision:
                 raise KeyExists(self.name, (key,))
             revision = yield from self.vacant_revision(key, at_least=last)
 
     def vacant_revision(self, key: str, *, at_least: int = 0) -> Operation[int]:
-        """The revision of a key without a value: that of its deletion, or 0.
+        """The revision of a key without a value: its deletion's revision, or 0.
 
-        A direct get is asked first: the right to it can be limited to this key. What it finds may be of a moment ago.
-        So the leader has the last word, where we may ask it, unless the answer is as recent as ``at_least``, the
-        revision that the leader has named. Whoever writes expects the revision, so nothing is overwritten in any case:
-        a replica that stays behind, or has nothing because the named message is gone, is believed after two seconds.
+        A direct get is tried first, because the permission for it can be limited to this key; its answer may be
+        slightly out of date. So the leader is asked as well, if we may, unless the answer is as recent as ``at_least``,
+        the revision that the leader has named. A replica that stays behind, or has no such message because it was
+        deleted, is trusted after two seconds: every writer expects the revision, so nothing is overwritten in any case.
         """
         check_key(key)
         if not self._direct:
@@ -531,14 +532,14 @@ class Bucket:
             return (yield from self._vacant(key, direct=False))
         except PermissionDenied:
             pass
-        # The replica that has answered is behind the leader, or nobody knows whether it is.
+        # The replica is behind the leader, or it is unknown whether it is.
         for number in range(1, STALE_READS + 1):
             if revision >= at_least:
                 break
             yield Sleep(STALE.wait_s(number))
             revision, operation = yield from self._last(key, direct=True)
         if revision < at_least and operation == "put":
-            return 0  # of a moment ago, or there again: the refusal of the write tells
+            return 0  # out of date, or written again: the server refuses the write if so
         return self._checked_vacant(key, revision, operation)
 
     def _vacant(self, key: str, *, direct: bool) -> Operation[int]:
@@ -551,7 +552,7 @@ class Bucket:
         return revision
 
     def _last(self, key: str, *, direct: bool = False) -> Operation[tuple[int, KVOperation]]:
-        """Of a key, or of all that match a pattern; by default the leader is asked."""
+        """The last sequence and operation of a key, or of all keys of a pattern; by default read from the leader."""
         query = message_query(last_for=subject_of(self.origin, check_filter(key)))
         try:
             last = yield from self._api.get_message(self._stream, query, direct=direct)
@@ -568,7 +569,7 @@ class Bucket:
     def mark(
         self, key: str, operation: Literal["delete", "purge"], revision: int | None, ttl_s: float | None
     ) -> Operation[None]:
-        """Delete or purge; with ``revision`` only if that is the last one."""
+        """Write a delete or purge marker; with ``revision`` only if this is the last revision."""
         expect = None if revision is None else _expected(revision)
         headers = publish_headers(marker_headers(operation), None, expect, ttl_s)
         yield from self.check_ttl(ttl_s)
@@ -583,7 +584,7 @@ class Bucket:
         seconds("ttl", ttl_s, low=1)
         yield from self._api.require(MESSAGE_TTL)
         if ttl_s < self._least_ttl_s:
-            # The server raises it without a word: a lock for a second would be held for thirty.
+            # The server extends it silently: a lock for a second would be held for thirty.
             raise ConfigError(
                 f"ttl={ttl_s}: expected at least limit_marker_ttl_s={self._least_ttl_s:g} of bucket {self.name!r}, "
                 "because with history the server makes a shorter one that long; lower limit_marker_ttl_s with "
@@ -591,10 +592,10 @@ class Bucket:
             )
 
     def snapshot_sequence(self, at: int) -> Operation[int]:
-        """Where to look for the values there were at a sequence."""
-        yield from self._api.require(LAST_GET)  # before anything else, in the same time
+        """The sequence to read for the values at ``at``: at most the stream's last one."""
+        yield from self._api.require(LAST_GET)  # first, so that the requests share one timeout
         info = yield from self._api.stream_info(self._stream)
-        # Beyond its end the server finds nothing at all (nats-server 2.15).
+        # Beyond its end the server finds no message at all (nats-server 2.15).
         return min(at, info.state.last_sequence)
 
     def status(self) -> Operation[KVStatus]:
@@ -603,7 +604,7 @@ class Bucket:
 
 
 def _expected(revision: int) -> Expect:
-    """0 says that there is none."""
+    """The condition for this revision; 0 expects a key without revisions."""
     return Expect(last_subject_sequence=whole("revision", revision, low=0, high=UINT64))
 
 
@@ -618,12 +619,12 @@ class KeyWrite:
 
 
 class Writes:
-    """What a transaction has gathered. It becomes one atomic batch: all of it is stored, or none.
+    """The writes of a transaction. They become one atomic batch: all are stored, or none.
 
-    A message can carry one expectation: that of its own key, or a guard, which is one about keys that are not
-    written. Guards ride on messages that have none of their own. The server compares everything with the bucket
-    before the batch, and refuses to compare what the batch has written already: so a guard that covers a written
-    key has to come with the first of those. For guards that find no place the last write is repeated.
+    A message can carry one condition: on its own key, or a guard, which is a condition on keys that are not written.
+    Guards are attached to messages without a condition of their own. The server compares with the bucket before the
+    batch, and refuses to compare a key after its write in the batch: so a guard that covers a written key has to come
+    with the first write it covers. For guards without a free message the last write is repeated.
     """
 
     def __init__(self, bucket: Bucket) -> None:
@@ -638,7 +639,7 @@ class Writes:
             self._ttls_s[key] = ttl_s
 
     def update(self, key: str, value: bytes, revision: int) -> None:
-        """Unlike ``put``, never without a revision."""
+        """Unlike ``put``, always with a revision."""
         self._add(key, value, "put", whole("revision", revision, low=0, high=UINT64))
 
     def mark(self, key: str, operation: Literal["delete", "purge"], revision: int | None) -> None:
@@ -656,7 +657,7 @@ class Writes:
     def _add(self, key: str, value: bytes, operation: KVOperation, revision: int | None) -> None:
         value = octets("value", value)
         if check_key(key) in self._writes:
-            # The server would refuse a second check, and the first value would never be seen.
+            # The server would refuse a second check, and the first value would never be visible.
             raise ConfigError(f"key={key!r}: written twice in one transaction; write its last value only")
         if key in self._guards:
             raise self._written_too(key)
@@ -671,7 +672,7 @@ class Writes:
         """The batch, in order.
 
         Raises:
-            ConfigError: The bucket does not allow transactions, or there is no place for a guard.
+            ConfigError: The bucket does not allow transactions, or no message can carry a guard.
         """
         bucket = self._bucket
         if not self._writes:
@@ -695,7 +696,7 @@ class Writes:
             with_ttl = publish_headers(headers, None, None, self._ttls_s.get(key))
             result.append(KeyWrite(bucket.write_subject(key), value, with_ttl, expect))
         last = result[-1]
-        # Only the first message of a key may remove what was before.
+        # Only the first message of a key may remove its earlier revisions.
         repeated = last.headers if operation != "purge" else marker_headers("delete")
         return result + [KeyWrite(last.subject, last.value, repeated, self._guard(each)) for each in rest]
 
@@ -706,7 +707,7 @@ class Writes:
         )
 
     def _seat_guards(self) -> tuple[dict[str, str], list[str]]:
-        """Which written key's message carries which guard, and the guards that are left."""
+        """Assign guards to the messages of written keys; returns the assignment and the remaining guards."""
         riders: dict[str, str] = {}
         harmless = []
         for guard in self._guards:
@@ -714,7 +715,7 @@ class Writes:
             if covered is None:
                 harmless.append(guard)
                 continue
-            # Up to and with the first key it covers.
+            # A guard must be on the first key it covers, or before.
             for key, (_, _, revision) in self._writes.items():
                 if revision is None and key not in riders:
                     riders[key] = guard
@@ -729,7 +730,7 @@ class Writes:
         return riders, harmless[len(free) :]
 
     def revisions(self, ack: PubAck) -> dict[str, int]:
-        """Of each key, from the acknowledgement of the batch: it was stored in one piece."""
+        """The revision of each key, from the acknowledgement of the batch: its sequences are consecutive."""
         size = ack.batch_size or len(self._writes)
         first = ack.sequence - size + 1
         revisions = {key: first + index for index, key in enumerate(self._writes)}
@@ -738,7 +739,7 @@ class Writes:
         return revisions
 
     def conflict(self) -> Operation[Conflict]:
-        """Which keys are not as expected; the server does not say. All of them, should they be so again by now."""
+        """The keys that are not as expected; the server does not name them. All keys if each is as expected by now."""
         expected = {key: revision for key, (_, _, revision) in self._writes.items() if revision is not None}
         expected |= self._guards
         changed = []
@@ -748,5 +749,5 @@ class Writes:
                 if present != revision:
                     changed.append(key)
         except PermissionDenied:
-            changed = []  # whose user may not read the bucket is told of all keys
+            changed = []  # a user who may not read the bucket gets all keys
         return Conflict(self._bucket.name, tuple(changed or expected))

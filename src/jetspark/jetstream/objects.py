@@ -1,18 +1,18 @@
-"""Object stores: a stream seen as a folder of files of any size. What they are on the wire (ADR-20 of NATS).
+"""Object stores: a stream seen as a folder of files of any size. Objects on the wire (ADR-20 of NATS).
 
 A bucket is a stream ``OBJ_<bucket>``. The content of an object is cut into chunks, which are messages on one subject of
 their own, ``$O.<bucket>.C.<nuid>``. Its metadata is one message on ``$O.<bucket>.M.<name in base64>``, written after
 the last chunk: it makes the object visible, and names the ``nuid``. Replacing an object writes new chunks under a new
 nuid, then new metadata, then removes the old chunks; so a reader sees the one or the other, never a mixture.
 
-Metadata is always written with the sequence it replaces (compare and set). Of two writers one learns that the other
-was first, looks again, and removes what it really replaces: no chunks are left behind that nobody knows, and a write
-whose acknowledgement was lost can be repeated without harm.
+Metadata is always written with the sequence it replaces (compare and set). The second of two writers is refused, reads
+again, and removes the chunks that it really replaces: no unreferenced chunks stay behind, and a write whose
+acknowledgement was lost can be repeated without harm.
 
-Chunks travel over fast ingest where the bucket's stream allows it, each with a message id of its own (the nuid and its
-place): what was in doubt when a server went away is sent again and recognised. Ids are remembered for the stream's
-duplicate window only, and a chunk stored twice would damage the object; so after every such repetition the chunks are
-counted before the metadata is written.
+Chunks travel over fast ingest if the bucket's stream allows it, each with its own message id (the nuid and an index):
+chunks in doubt after the loss of a server are sent again and recognised. The stream keeps ids for its duplicate window
+only, and a chunk stored twice would damage the object; so after every such repetition the chunks are counted before
+the metadata is written.
 """
 
 from __future__ import annotations
@@ -83,15 +83,15 @@ class BinaryWriter(Protocol):
 
 DEFAULT_CHUNK_BYTES = 128 * 1024
 
-# What may wait for its acknowledgement during a put. On one machine 16 MiB were about a tenth faster than 8, and 32
-# not clearly better; the server refuses what exceeds 128 MB in one stream's queue.
+# Most bytes of a put that wait for acknowledgement. On one machine 16 MiB were about a tenth faster than 8, and 32 not
+# clearly better; the server refuses more than 128 MB in one stream's queue.
 WINDOW_BYTES = 16 << 20
 
-# What a fast batch has in flight, at two acknowledgements outstanding. Between 1 and 16 MiB a busy machine of two cores
-# showed no clear difference, so this is a bound on memory first of all.
+# Bytes of a fast batch in flight, at two acknowledgements outstanding. Between 1 and 16 MiB a busy machine of two cores
+# showed no clear difference, so this is mainly a bound on memory.
 FAST_WINDOW_BYTES = 8 << 20
 
-# More than this the server does not let pass without an acknowledgement.
+# The server requires an acknowledgement after at most this many messages.
 MAX_FLOW = 500
 
 # The level of nats-server 2.14, the first with fast ingest.
@@ -100,22 +100,22 @@ FAST_INGEST_API_LEVEL = 4
 # Longest time without an answer before a fast batch is given up for the next.
 BATCH_TIMEOUT_S = 15.0
 
-# The chunk of a put that took this long is counted before it becomes visible: somebody may have taken it for that of a
-# put that died. Several are counted always: what purges the bucket, or makes it again, may come between them.
+# The only chunk of a put that took this long is counted before it becomes visible: a clean-up may have taken it for the
+# rest of a dead put. Several chunks are always counted: the bucket may be purged or re-created between them.
 LONG_PUT_S = 60.0
 
-# A server that acknowledged nothing for a put's whole time-out will hardly do so now. What it receives when it is back
-# includes the request to remove the chunks.
+# Timeout for removing chunks after the server acknowledged nothing within a put's whole timeout. The request is sent
+# all the same: a server that returns receives it.
 CLEAN_UP_S = 1.0
 
-# A slow source sends too little to be acknowledged by itself; the server is asked this often, so that chunks in doubt
-# are always young enough for their ids to be known.
+# A slow source sends too little to be acknowledged by itself; the server is asked this often, so that the ids of chunks
+# in doubt are always recent enough to be recognised.
 FLUSH_EVERY_S = 5.0
 
 # A message id and the lines around it, which count against the largest payload too.
 ID_HEADER_BYTES = 100
 
-# What one step of a put reads and hashes.
+# Bytes read and hashed in one step of a put.
 BLOCK_BYTES = 1 << 20
 
 # The same with asyncio, where each step is a visit to another thread: 657 MB/s in steps of this size, 615 in steps of
@@ -123,16 +123,16 @@ BLOCK_BYTES = 1 << 20
 # nothing there: 568 MB/s with it, 582 without.
 AHEAD_BYTES = 4 << 20
 
-# What one request of a get asks for, and so what a slow reader can find waiting in memory.
+# Bytes of one request of a get, and so the most that a slow reader has in memory.
 READ_AHEAD_BYTES = 16 << 20
 
-# Metadata that somebody else changes as often as this while we write has an owner who does not stop.
+# After this many conflicting changes of the metadata a write gives up: the other writer does not stop.
 MAX_WRITE_ATTEMPTS = 20
 
 # How often metadata is sent again when it is unknown whether it was stored.
 COMMIT_ATTEMPTS = 3
 
-# A reader whose object is replaced under its hands starts again with the new one this many times in all.
+# Total attempts of a read whose object is replaced during the read.
 READ_ATTEMPTS = 5
 
 MAX_LINKS = 8
@@ -148,9 +148,9 @@ class ObjectStoreConfig:
     bucket: str = field(metadata={"check": lambda _, bucket: check_bucket(bucket)})
     description: str | None = ruled(check=check_description)
     ttl_s: float | None = ruled(low=0.1)
-    """Seconds after which every object goes away."""
+    """Seconds after which an object is removed."""
     max_bytes: int | None = ruled(low=-1)
-    """Of everything in the bucket; a put beyond it is refused."""
+    """Limit for the whole bucket; a put beyond it is refused."""
     storage: Storage | None = None
     replicas: int | None = ruled(low=1, high=MAX_REPLICAS)
     compression: Compression | None = None
@@ -190,7 +190,7 @@ class ObjectStoreConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectMeta:
-    """What its owner says about an object, and can change without writing it again."""
+    """The owner's description of an object; it can be changed without writing the object again."""
 
     name: str
     description: str | None = None
@@ -201,7 +201,7 @@ class ObjectMeta:
         check_object_name(self.name)
         if self.description is not None:
             text("description", self.description)
-        Headers(self.headers)  # those that cannot be written are better refused now
+        Headers(self.headers)  # raises now for headers that could not be sent
         metadata = self.metadata
         if metadata is not None and not (
             isinstance(metadata, Mapping) and all(isinstance(each, str) for pair in metadata.items() for each in pair)
@@ -211,7 +211,7 @@ class ObjectMeta:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectLink:
-    """Where a link leads: to an object, or without ``name`` to a whole bucket."""
+    """The target of a link: an object, or without ``name`` a whole bucket."""
 
     bucket: str
     name: str | None = None
@@ -224,14 +224,14 @@ class ObjectInfo:
     bucket: str
     name: str
     nuid: str
-    """Of this version of the object: another put has another one."""
+    """The id of this version of the object: each put has a new one."""
     description: str | None = None
     headers: Headers = field(default_factory=Headers)
     metadata: Mapping[str, str] = field(default_factory=dict)
     size_bytes: int = 0
     chunks: int = 0
     chunk_bytes: int | None = None
-    """Size of every chunk but the last, if its writer told."""
+    """Size of every chunk but the last, if its writer recorded it."""
     digest: str = ""
     """``SHA-256=`` and the digest in base64."""
     mtime: datetime.datetime | None = None
@@ -239,13 +239,13 @@ class ObjectInfo:
     link: ObjectLink | None = None
     is_deleted: bool = False
     sequence: int = 0
-    """Of the metadata in the stream."""
+    """The stream sequence of the metadata."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Fields of other clients that are not known here; kept when metadata is updated."""
 
     @property
     def meta(self) -> ObjectMeta:
-        """What :meth:`ObjectStore.update_meta` changes; ``dataclasses.replace`` makes another."""
+        """The part that :meth:`ObjectStore.update_meta` changes; ``dataclasses.replace`` makes a changed copy."""
         return ObjectMeta(
             name=self.name, description=self.description, headers=self.headers, metadata=dict(self.metadata)
         )
@@ -260,7 +260,7 @@ class ObjectInfo:
         )
 
     def encode(self) -> bytes:
-        """As the message in the stream."""
+        """The metadata message for the stream."""
         headers: dict[str, list[str]] = {}
         for name, value in self.headers.multi_items():
             headers.setdefault(name, []).append(value)
@@ -293,10 +293,10 @@ class ObjectInfo:
 
     @classmethod
     def decode(cls, data: bytes, mtime: datetime.datetime, sequence: int) -> ObjectInfo:
-        """From the message in the stream.
+        """Read a metadata message.
 
         Raises:
-            ProtocolError: It is not what clients write there.
+            ProtocolError: The message is not object metadata.
         """
         try:
             fields = dict(json.loads(data))
@@ -333,7 +333,7 @@ class ObjectInfo:
 
 
 def info_of_delivery(message: AckableMessage) -> ObjectInfo:
-    """From a consumer."""
+    """From a consumer's message."""
     metadata = message.metadata
     return ObjectInfo.decode(message.data, metadata.timestamp, metadata.stream_sequence)
 
@@ -347,12 +347,12 @@ class ObjectStoreStatus:
 
     @property
     def bytes(self) -> int:
-        """Of everything in it, metadata included."""
+        """Size of all objects in the bucket, metadata included."""
         return self.stream.state.bytes
 
     @property
     def ttl_s(self) -> float:
-        """0 is for ever."""
+        """Seconds until an object expires; 0 means never."""
         return self.stream.config.max_age_s or 0.0
 
     @property
@@ -365,7 +365,7 @@ def stream_of(bucket: str) -> str:
 
 
 def check_object_name(name: str) -> None:
-    """Any text will do, of which there is some, and which has a form in UTF-8."""
+    """Refuse an empty name, and one that cannot be written as UTF-8."""
     if not text("name", name, "the name of an object"):
         raise ConfigError("name='': expected the name of an object")
     try:
@@ -382,13 +382,13 @@ def chunk_subject(bucket: str, nuid: str) -> str:
 
 
 def meta_subject(bucket: str, name: str) -> str:
-    """With the padding of base64, as every client writes it."""
+    """The subject of metadata; base64 with padding, as every client writes it."""
     check_object_name(name)
     return f"$O.{bucket}.M.{base64.urlsafe_b64encode(name.encode()).decode()}"
 
 
 def watch_options(bucket: str, *, updates_only: bool = False) -> OrderedOptions:
-    """How to read a bucket's stream for a watch; there is no history of metadata."""
+    """The ordered consumer that a watch needs; metadata has no history."""
     policy: DeliverPolicy = "new" if flag("updates_only", updates_only) else "last_per_subject"
     return OrderedOptions(filter_subjects=(f"$O.{bucket}.M.>",), deliver_policy=policy)
 
@@ -397,18 +397,18 @@ def watch_options(bucket: str, *, updates_only: bool = False) -> OrderedOptions:
 
 
 class Upload:
-    """Cuts what is fed to it, in pieces of any size, into chunks, and counts and hashes it."""
+    """Cuts input pieces of any size into chunks, and counts and hashes them."""
 
     def __init__(self, nuid: str, chunk_bytes: int, block_bytes: int = BLOCK_BYTES) -> None:
         chunk_bytes = whole("chunk_bytes", chunk_bytes)
         self.nuid = nuid
         self.chunk_bytes = chunk_bytes
         self.block_bytes = max(block_bytes // chunk_bytes, 1) * chunk_bytes
-        """How much to feed at a time, where one can choose."""
+        """The best input size, for sources with a choice."""
         self.size_bytes = 0
         self.chunks = 0
         self.replaced_nuid = ""
-        """Of the version whose chunks nobody needs any more, when the metadata is written."""
+        """The version that the metadata replaced, whose chunks can be removed; empty if none."""
         self._hash = hashlib.sha256()
         self._rest = b""
 
@@ -427,12 +427,12 @@ class Upload:
         return self._counted([bytes(view[i : i + self.chunk_bytes]) for i in range(0, whole, self.chunk_bytes)])
 
     def finish(self) -> list[bytes]:
-        """The last chunk, if it is a short one."""
+        """The last chunk, if it is shorter than the others."""
         rest, self._rest = self._rest, b""
         return self._counted([rest] if rest else [])
 
     def info(self, bucket: str, meta: ObjectMeta, now: datetime.datetime) -> ObjectInfo:
-        """What to write when every chunk is stored."""
+        """The metadata to write when every chunk is stored."""
         return ObjectInfo(
             bucket=bucket,
             name=meta.name,
@@ -455,10 +455,10 @@ def steps(
 ) -> Iterator[list[bytes]]:
     """The chunks of a source, some at a time. Each step reads once, and may block as that does.
 
-    A path is opened and closed where it is read: that may be a thread that nobody waits for any more.
+    A path is opened and closed by the thread that reads it, which may outlive a cancelled put.
 
     Raises:
-        ConfigError: There are no bytes to be had from it.
+        ConfigError: The source has a type without bytes.
     """
     if isinstance(source, os.PathLike):
         with open(source, "rb") as file:
@@ -490,7 +490,7 @@ def _pieces(source: BytesLike | BinaryReader | Iterable[BytesLike], block_bytes:
 def fast_options(
     config: StreamConfig, upload: Upload, max_payload_bytes: int, timeout_s: float
 ) -> Mapping[str, Any] | None:
-    """How to send the chunks over fast ingest; None where they cannot be."""
+    """The options of fast ingest for the chunks; None if the stream or the chunk size rules it out."""
     limits = [limit for limit in (max_payload_bytes, config.max_message_bytes or 0) if limit > 0]
     if not config.allow_batched or upload.chunk_bytes + ID_HEADER_BYTES > min(limits):
         return None
@@ -500,17 +500,17 @@ def fast_options(
         "message_ids": True,
         "id_prefix": upload.nuid,
         "max_pending_bytes": WINDOW_BYTES,
-        # Acknowledgements come after ``flow`` chunks, which must be few enough to fit into what may be pending.
+        # Acknowledgements come after ``flow`` chunks, few enough to fit into the window.
         "flow": min(MAX_FLOW, max(1, FAST_WINDOW_BYTES // upload.chunk_bytes // 2)),
         "patience_s": patience_s,
         # Time for a second batch when the first is lost.
         "batch_timeout_s": min(BATCH_TIMEOUT_S, patience_s / 2),
-        "wait_for_stream_s": patience_s,  # the store was opened, so there is one
+        "wait_for_stream_s": patience_s,  # the store was opened, so the stream exists
     }
 
 
 class Progress:
-    """What a put waits for: that something is acknowledged within its time-out."""
+    """The timeout of a put, which applies to each wait for an acknowledgement."""
 
     def __init__(self, bucket: str, name: str, timeout_s: float) -> None:
         self.what = f"put of object {name!r} into bucket {bucket!r}"
@@ -519,10 +519,10 @@ class Progress:
 
     @contextmanager
     def awaited(self) -> Iterator[None]:
-        """Around each wait for the server.
+        """A context for each wait for the server.
 
         Raises:
-            RequestTimeout: In place of what says the same of a chunk, or of a batch of them.
+            RequestTimeout: In place of the same error for a chunk, or for a batch of chunks.
         """
         try:
             yield
@@ -531,25 +531,25 @@ class Progress:
             why = f" ({error})" if isinstance(error, BatchInDoubt) else ""
             raise RequestTimeout(self.what + why, self.timeout_s) from error
 
-    def settle_s(self, timeout_s: float) -> float:
-        """After a failure: how long to wait for what is on its way. One who did not answer is not waited for again."""
+    def in_flight_wait_s(self, timeout_s: float) -> float:
+        """After a failure: seconds to wait for messages on their way; 0 if the server has just let a wait time out."""
         return 0.0 if self.is_missed else timeout_s
 
     def clean_up_s(self, timeout_s: float, left_s: float) -> float:
-        """How long to wait for the removal of the chunks, when settling has left this much of its time."""
+        """Seconds to wait for the removal of the chunks, when ``left_s`` of the first wait are left."""
         return max(left_s, min(CLEAN_UP_S, timeout_s))
 
 
 def write_chunks(file: BinaryWriter, chunks: Iterable[bytes]) -> None:
     for chunk in chunks:
         rest = memoryview(chunk)
-        # An unbuffered file may take a part only, and says how much.
+        # An unbuffered file may write a part only, and returns its size.
         while isinstance(written := file.write(rest), int) and written < len(rest):  # type: ignore[arg-type]
             rest = rest[written:]
 
 
 class Download:
-    """Checks what is read of an object against its metadata, chunk by chunk."""
+    """Checks the chunks read of an object against its metadata."""
 
     def __init__(self, info: ObjectInfo) -> None:
         self._info = info
@@ -561,7 +561,7 @@ class Download:
 
     @property
     def max_messages(self) -> int:
-        """How many to ask for next; at the end one more than there should be, to see whether there is."""
+        """Number of chunks to request next; at the end one more than expected, to detect surplus chunks."""
         return min(self._batch, self.missing_chunks + 1)
 
     @property
@@ -576,7 +576,7 @@ class Download:
         """Count a chunk in; returns it.
 
         Raises:
-            DigestMismatch: There is more than there should be.
+            DigestMismatch: There are more chunks than expected.
         """
         self.chunks += 1
         self.size_bytes += len(chunk)
@@ -586,10 +586,10 @@ class Download:
         return chunk
 
     def finish(self) -> None:
-        """Everything was read.
+        """Check that the object is complete.
 
         Raises:
-            DigestMismatch: The bytes are not those that were put.
+            DigestMismatch: The bytes differ from the object that was put.
         """
         info = self._info
         if self.is_short:
@@ -609,7 +609,7 @@ class Download:
 
 
 def lag_pauses(config: StreamConfig) -> list[float]:
-    """Seconds to wait for chunks that are missing: a replica that answers may be a moment behind the one that told."""
+    """Seconds to wait for missing chunks: the answering replica may be slightly behind the leader."""
     return [0.05, 0.2, 1.0] if (config.replicas or 1) > 1 else []
 
 
@@ -632,7 +632,7 @@ class Objects:
         return info
 
     def commit(self, upload: Upload, info: ObjectInfo) -> Operation[ObjectInfo]:
-        """Make an object visible in place of whatever has its name. May be repeated when the outcome is unknown."""
+        """Make an object visible, replacing the present one. May be repeated when the outcome is unknown."""
         for _ in range(MAX_WRITE_ATTEMPTS):
             present, sequence = yield from self._last(info.name)
             if present is not None and present.nuid == info.nuid:
@@ -645,23 +645,19 @@ class Objects:
         raise Conflict(self.name, (info.name,))
 
     def check_chunks(self, upload: Upload) -> Operation[None]:
-        """After chunks had to be sent again, or somebody may have purged them.
+        """Count the stored chunks, after chunks were sent again or may have been purged.
 
         Raises:
-            ConnectionLost: Some are stored twice, as their ids were forgotten meanwhile; or they are gone.
+            ConnectionLost: Some chunks are stored twice, because their ids had expired; or some are missing.
         """
         subject = chunk_subject(self.name, upload.nuid)
         stored = (yield from self._api.stream_info(self._stream, subject)).state.subjects.get(subject, 0)
         if stored != upload.chunks:
-            why = (
-                "when the connection was lost"
-                if stored > upload.chunks
-                else "before all were sent: somebody purged them"
-            )
+            why = "when the connection was lost" if stored > upload.chunks else "before all were sent: they were purged"
             raise ConnectionLost(f"{upload.chunks} chunks became {stored} {why}; put it again")
 
     def delete(self, name: str) -> Operation[str]:
-        """Returns the nuid whose chunks nobody needs any more."""
+        """Returns the nuid whose chunks can be removed."""
         for _ in range(MAX_WRITE_ATTEMPTS):
             info = yield from self.info(name)
             gone = dataclasses.replace(info, is_deleted=True, size_bytes=0, chunks=0, digest="", mtime=None)
@@ -673,7 +669,7 @@ class Objects:
         raise Conflict(self.name, (name,))
 
     def finish_delete(self, name: str) -> Operation[str]:
-        """The same after an attempt that was interrupted, and perhaps deleted it."""
+        """As :meth:`delete`, after an interrupted attempt that may have deleted it already."""
         try:
             return (yield from self.delete(name))
         except ObjectNotFound:
@@ -691,32 +687,33 @@ class Objects:
         return (yield from self._rename(info, changed))
 
     def _rename(self, info: ObjectInfo, changed: ObjectInfo) -> Operation[ObjectInfo]:
-        """Both names have the same chunks in between, which go with the old one if that is replaced or deleted."""
+        """Between the two writes both names share the chunks, which are removed if the old name is replaced or
+        deleted."""
         there, sequence = yield from self._last(changed.name)
         is_resumed = False
         if there is not None and not there.is_deleted:
-            # It may be of an earlier attempt that did not come to its end.
+            # It may be from an earlier attempt that was interrupted.
             is_resumed = bool(info.nuid) and (there.nuid, there.link) == (info.nuid, info.link)
             if not is_resumed:
                 raise KeyExists(self.name, (changed.name,))
         renamed = yield from self._create(changed, sequence)
-        # Up to what was seen and no further: there may be a new object under the old name by now.
+        # Up to the sequence read, and no further: the old name may have a new object by now.
         if not (yield from self._remove(info)):
             present, _ = yield from self._last(info.name)
-            if present is not None or not is_resumed:  # else another attempt has come to the end
+            if present is not None or not is_resumed:  # else another attempt has completed the rename
                 yield from self._remove(renamed)
                 raise Conflict(self.name, (info.name,))
         return renamed
 
     def finish_rename(self, name: str, new_name: str) -> Operation[None]:
-        """After an attempt that was interrupted: if both names have the object, the old one goes."""
+        """After an interrupted attempt: if both names have the object, remove the old name."""
         old, _ = yield from self._last(name)
         new, _ = yield from self._last(new_name)
         if old is not None and new is not None and old.nuid == new.nuid and not (old.is_deleted or new.is_deleted):
             yield from self._remove(old)
 
     def _remove(self, info: ObjectInfo) -> Operation[int]:
-        """Metadata as it was seen; returns 0 if there is none, or other metadata by now."""
+        """Remove metadata up to the sequence read; returns 0 if it is missing, or newer by now."""
         return (yield from self._api.purge_stream(self._stream, meta_subject(self.name, info.name), info.sequence))
 
     def add_link(self, name: str, nuid: str, link: ObjectLink, now: datetime.datetime) -> Operation[ObjectInfo]:
@@ -734,7 +731,7 @@ class Objects:
         return ObjectStoreStatus(bucket=self.name, stream=info)
 
     def _create(self, info: ObjectInfo, last_sequence: int) -> Operation[ObjectInfo]:
-        """Write metadata where no object was seen."""
+        """Write metadata for a name without an object."""
         try:
             return (yield from self._write(info, last_sequence))
         except WrongLastSequence:
@@ -757,17 +754,17 @@ class Objects:
 
 
 def create_bucket(api: Api, config: ObjectStoreConfig) -> Operation[StreamInfo]:
-    """Create a bucket's stream, or find the one there is."""
+    """Create a bucket's stream; an existing one with the same configuration is returned."""
     facts = yield from api.facts()
     try:
         return (yield from api.create_stream(config.to_stream(facts.level or 0)))
     except StreamNameInUse:
-        # One of another client, or of an older server, differs in this alone, and is as good.
+        # A bucket of another client, or of an older server, lacks only fast ingest, which is optional.
         return (yield from api.create_stream(config.to_stream()))
 
 
 def resolve(objects: Objects, name: str) -> Operation[tuple[StreamInfo | None, ObjectInfo]]:
-    """The object behind a name, however many links away, and the stream of the bucket it is in, unless it is ours."""
+    """The object behind a name, through any links, and the stream of its bucket unless it is this one."""
     api, stream = objects._api, None
     info, seen = (yield from objects.info(name)), 0
     while info.link is not None:
@@ -782,7 +779,7 @@ def resolve(objects: Objects, name: str) -> Operation[tuple[StreamInfo | None, O
 def link_to(target: ObjectInfo) -> ObjectLink:
     """
     Raises:
-        ConfigError: Not to something that is deleted, or a link itself.
+        ConfigError: The target is deleted, or a link itself.
     """
     instance("target", target, ObjectInfo, "an ObjectInfo, as info() returns it")
     if target.is_deleted:
@@ -793,10 +790,10 @@ def link_to(target: ObjectInfo) -> ObjectLink:
 
 
 def next_link(info: ObjectInfo, seen: int) -> tuple[str, str]:
-    """Bucket and name of what a link leads to.
+    """Bucket and name of a link's target.
 
     Raises:
-        ConfigError: It leads to a whole bucket, or nowhere.
+        ConfigError: The link leads to a whole bucket, or through too many links.
     """
     assert info.link is not None
     if info.link.name is None:

@@ -55,32 +55,32 @@ __all__ = [
 
 T = TypeVar("T")
 
-# "No responders" to a publish means that no stream received it, so nothing was stored and asking again cannot store it
-# twice. It is what a stream without a leader looks like; but also one that does not exist, hence not for long. A
-# timeout is never answered by asking again: the message may have been stored.
+# "No responders" to a publish means that no stream received it, so nothing was stored and a second request cannot store
+# it twice. The cause is a stream without a leader, or a missing stream, hence few retries. After a timeout the request
+# is never repeated: the message may have been stored.
 LEADERLESS_RETRIES = 3
 LEADERLESS_WAIT_S = 0.25
-# After that a cluster is asked whether any stream stores it: then there is an election, which is waited for. The server
-# that knows may be the one that has died, so no answer in this time is taken for an election, too.
-LOOK_S = 1.0
+# After that a cluster is asked whether any stream stores the subject: if so, the election is waited for. The server
+# that knows may be the one that died, so no answer within this time counts as an election, too.
+ELECTION_CHECK_S = 1.0
 
-# Between two looks whether what a cluster was asked for is so; it takes milliseconds.
+# Pause between checks whether a cluster has applied a request; it takes milliseconds.
 APPLIED_PAUSE_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Ask on ``subject`` (complete, prefix included); the answer is what to send back."""
+    """Send ``data`` to ``subject`` (complete, prefix included); the answer is the reply."""
 
     subject: str
     data: bytes = b""
     headers: HeadersLike | None = None
     may_be_leaderless: bool = False
-    """Nobody answering may be a leader being elected: ask again for a short while."""
+    """"No responders" may mean that a leader is being elected: repeat the request for a short while."""
     is_silent: bool = False
-    """No answer is wanted; what is sent back means nothing."""
+    """The request is sent without waiting; the answer is meaningless."""
     is_next_page: bool = False
-    """Of a listing, whose length nobody knows before: the page that came is progress, and the time begins anew."""
+    """The request for a later page of a listing of unknown length: the time of the operation starts again."""
 
 
 # Steps, with the type of the only answer that an operation uses.
@@ -88,10 +88,9 @@ Operation: TypeAlias = Generator[Request | Sleep, CoreMessage, T]
 
 
 class Deadline:
-    """The time of one operation: its requests share it, however many they are.
+    """The time limit of one operation, shared by all of its requests.
 
-    With ``for_each`` every request has all of it: for operations whose length nobody knows before, and which have other
-    bounds.
+    With ``for_each`` every request has the whole time: for operations of unknown length, which have other bounds.
     """
 
     __slots__ = ("_at", "_for_each", "_is_electing", "_is_new", "_retries", "stream", "timeout_s")
@@ -105,57 +104,58 @@ class Deadline:
         self._is_new = True
         self._is_electing = False
         self.stream: str | None = None
-        """The stream whose leader is being elected; None where it is not known, or has not been asked for."""
+        """The stream whose leader is being elected; None if it is unknown, or was not looked up."""
 
     def begin(self, request: Request, now: float) -> float:
-        """How many seconds this request has.
+        """Seconds that this request may take.
 
         Raises:
-            RequestTimeout: None: it must not be sent, because nobody would wait for its answer.
+            RequestTimeout: No time is left, so the request must not be sent.
         """
         self._retries = LEADERLESS_RETRIES if request.may_be_leaderless else 0
         if self._is_new or self._for_each or request.is_next_page:
             self._is_new = False
             self._at = now + self.timeout_s
-            return self.timeout_s  # 0 is all right: somebody asks, and does not care for the answer
+            return self.timeout_s  # 0 is valid: the caller sends a request without waiting for the answer
         if now < self._at or request.is_silent:
             return max(self._at - now, 0.0)
         raise RequestTimeout(f"request to {request.subject!r}", self.timeout_s)
 
     def retry_after_s(self, now: float) -> float | None:
-        """Nobody was there to answer: seconds to wait before the request is sent again; None when that is no use."""
+        """Seconds to wait before a request without responders is repeated; None if it must not be repeated."""
         if now + LEADERLESS_WAIT_S >= self._at or (not self._retries and not self._is_electing):
             return None
         self._retries = max(0, self._retries - 1)
         return LEADERLESS_WAIT_S
 
-    def look_s(self, request: Request, now: float, info: ServerInfo) -> float | None:
-        """Nobody was there to answer: seconds for :meth:`Api.look_for_stream`; None where that is no use, or too early.
+    def election_check_s(self, request: Request, now: float, info: ServerInfo) -> float | None:
+        """Seconds for :meth:`Api.find_streams_of` after a request without responders; None if it is useless or too
+        early.
 
-        A server on its own elects nobody.
+        A server without a cluster holds no elections.
         """
         left_s = self._at - now - LEADERLESS_WAIT_S
         may_be_electing = bool(info.cluster) and request.may_be_leaderless and not self._is_electing
-        return min(left_s, LOOK_S) if may_be_electing and not self._retries and left_s > 0 else None
+        return min(left_s, ELECTION_CHECK_S) if may_be_electing and not self._retries and left_s > 0 else None
 
-    def note_streams(self, names: list[str] | None) -> None:
-        """The streams that store what was to be stored; None where that cannot be told."""
+    def set_streams(self, names: list[str] | None) -> None:
+        """Record the streams that store the subject of the request; None if they are unknown."""
         self._is_electing = names is None or bool(names)
         self.stream = names[0] if names else None
 
     def left_s(self, now: float) -> float:
-        """For the same request, sent again."""
+        """Seconds left for the same request, sent again."""
         return max(self._at - now, 0.0)
 
     def of_all(self, error: RequestTimeout) -> RequestTimeout:
-        """The error of one request as that of the operation, whose time-out is the one that the caller knows."""
+        """The timeout of one request as a timeout of the operation, whose limit is known to the caller."""
         if error.timeout_s == self.timeout_s:
             return error
         return RequestTimeout(error.what, self.timeout_s, error.was_sent)
 
 
 def api_prefix(domain: str | None, prefix: str | None, default_domain: str | None = None) -> str:
-    """Where the API is: the default, a domain's, or any subject an import maps it to."""
+    """The prefix of API subjects: the default, a domain's, or the one of an import."""
     if prefix is None and domain is None:
         domain = default_domain
     if domain is not None and prefix is not None:
@@ -172,18 +172,18 @@ DEFAULT_PREFIX = "$JS.API"
 
 @dataclass(frozen=True, slots=True)
 class Api:
-    """The requests below one prefix."""
+    """The requests of one API prefix."""
 
     prefix: str = DEFAULT_PREFIX
     connection: Connection | None = None
-    """Tells which server is asked; without it nothing is known of the server."""
+    """The connection whose server is asked; without it the server is unknown."""
     _heard: dict[int, ServerFacts] = dataclasses.field(default_factory=dict, compare=False)
-    """What was answered in which session of the connection: the last one only."""
+    """By session of the connection: the facts in the server's answer, for the last session only."""
 
     # ---- the server --------------------------------------------------------------------------------------------
 
     def known(self) -> ServerFacts:
-        """What is known of the server without asking."""
+        """The facts about the server that need no request."""
         connection = self.connection
         if connection is None:
             return features.UNKNOWN
@@ -192,7 +192,7 @@ class Api:
         return self._heard.get(connection.sessions, features.UNKNOWN)
 
     def facts(self) -> Operation[ServerFacts]:
-        """What the server says of itself, asked for once in a session, and only where it is not known."""
+        """The facts about the server; requested once in a session, and only if unknown."""
         facts = self.known()
         connection = self.connection
         if connection is None or facts.level is not None or connection.sessions in self._heard:
@@ -202,9 +202,9 @@ class Api:
             reply = yield from self._ask("INFO")
             facts = ServerFacts(features.level_in(reply), "")
         except JetStreamUnavailable:
-            return facts  # for the moment: it is asked again
+            return facts  # not remembered, so that the next call asks again
         except (PermissionDenied, ServerError, ProtocolError):
-            pass  # what needs it goes on without; what is really wrong shows there
+            pass  # continue without: a real fault shows in the request that needs the facts
         self._heard.clear()
         self._heard[session] = facts
         return facts
@@ -236,7 +236,7 @@ class Api:
         return _stream_info(reply)
 
     def update_stream(self, config: StreamConfig) -> Operation[StreamInfo]:
-        """Change what ``config`` mentions; everything else stays as it is."""
+        """Change the fields set in ``config``; all others stay as they are."""
         check_config(StreamConfig, config)
         yield from self._check_config(config)
         present = yield from self._ask_stream("INFO", config.name)
@@ -252,7 +252,7 @@ class Api:
             return (yield from self.create_stream(config))
 
     def get_or_create_stream(self, config: StreamConfig | str) -> Operation[StreamInfo]:
-        """The stream as it is; created where it does not exist."""
+        """The stream as it is; created if it does not exist."""
         config = check_config(StreamConfig, config, name="name")
         try:
             return (yield from self.stream_info(config.name))
@@ -295,7 +295,7 @@ class Api:
             raise ConfigError(f"up_to_sequence={up_to_sequence} with keep={keep}: expected one of the two")
         body: dict[str, Any] = {"filter": validate_filter(subject)} if subject is not None else {}
         if up_to_sequence is not None:
-            # The server purges *below* its `seq`; we say "up to", and mean it.
+            # The server purges *below* its `seq`; our parameter is inclusive.
             body["seq"] = whole("up_to_sequence", up_to_sequence, low=0, high=UINT64 - 1) + 1
         if keep is not None:
             body["keep"] = whole("keep", keep, low=0)
@@ -309,7 +309,7 @@ class Api:
         yield from self._ask_stream("LEADER.STEPDOWN", name, body)
 
     def stream_page(self, offset: int, subject: str | None) -> Operation[tuple[list[StreamInfo], int]]:
-        """Infos from ``offset`` on, and how many there are in all."""
+        """Infos from ``offset`` on, and the total number."""
         reply = yield from self._ask("STREAM.LIST", _page(offset, subject))
         return [_stream_info(each) for each in _list(reply, "streams")], _number(reply, "total")
 
@@ -317,14 +317,15 @@ class Api:
         reply = yield from self._ask("STREAM.NAMES", _page(offset, subject))
         return _names(reply, "streams"), _number(reply, "total")
 
-    def look_for_stream(self, subject: str, deadline: Deadline) -> Operation[None]:
-        """Tell a stream that elects its leader from none at all: note in the deadline which streams store a subject."""
+    def find_streams_of(self, subject: str, deadline: Deadline) -> Operation[None]:
+        """Find the streams that store a subject, to tell an election from a missing stream; recorded in the
+        deadline."""
         try:
             names, _ = yield from self.stream_name_page(0, subject)
-        except JetSparkError:  # nobody leads the cluster, or this user may not ask
-            deadline.note_streams(None)
+        except JetSparkError:  # the cluster has no leader, or this user may not ask
+            deadline.set_streams(None)
         else:
-            deadline.note_streams(names)
+            deadline.set_streams(names)
 
     # ---- messages ----------------------------------------------------------------------------------------------
 
@@ -356,7 +357,7 @@ class Api:
         yield from self._check_config(config)
         name = config.name or config.durable_name
         if config.ack_policy is None:
-            # The server's own default is "none"; losing messages should take a word.
+            # The server's own default is "none", which loses messages; that has to be chosen explicitly.
             config = dataclasses.replace(config, ack_policy="explicit")
         body = {"stream_name": stream, "config": _consumer_fields(config), "action": "create"}
         if name is None:
@@ -368,7 +369,7 @@ class Api:
         return _consumer_info(reply)
 
     def update_consumer(self, stream: str, config: ConsumerConfig) -> Operation[ConsumerInfo]:
-        """Change what ``config`` mentions; everything else stays as it is."""
+        """Change the fields set in ``config``; all others stay as they are."""
         check_config(ConsumerConfig, config)
         name = config.name or config.durable_name
         if name is None:
@@ -398,7 +399,7 @@ class Api:
         return (yield from self.create_consumer(stream, config))
 
     def get_or_create_consumer(self, stream: str, config: ConsumerConfig) -> Operation[ConsumerInfo]:
-        """The consumer as it is; created where it does not exist."""
+        """The consumer as it is; created if it does not exist."""
         check_config(ConsumerConfig, config)
         name = config.name or config.durable_name
         if name is None:
@@ -422,15 +423,15 @@ class Api:
     def pause_consumer(
         self, stream: str, name: str, until: datetime.datetime | None, timeout_s: float
     ) -> Operation[None]:
-        """Pause until then, or go on; done when the consumer itself says so.
+        """Pause until this moment, or resume; returns when the consumer's own configuration shows it.
 
         Raises:
-            RequestTimeout: It did not within ``timeout_s``.
+            RequestTimeout: It does not show within ``timeout_s``.
         """
         yield from self.require(features.CONSUMER_PAUSE)
         moment = wire.time_text(until) if until is not None else None
         yield from self._ask_consumer("PAUSE", stream, name, {"pause_until": moment} if moment is not None else {})
-        # In a cluster the answer only says that it was proposed: one that the others never hear of is lost (2.15.1).
+        # In a cluster the answer confirms only the proposal, which is lost if the other servers miss it (2.15.1).
         expected, waited_s = wire.parse_time(moment) if moment is not None else None, 0.0
         while (yield from self.consumer_info(stream, name)).config.pause_until != expected:
             if waited_s >= timeout_s:
@@ -530,7 +531,7 @@ def direct_get(prefix: str, stream: str, query: Mapping[str, Any]) -> Request:
 
 
 def _wanted(query: Mapping[str, Any]) -> str:
-    """The message a query names, in words."""
+    """The message of a query, in words."""
     if "last_by_subj" in query:
         return f"the last one on {query['last_by_subj']!r}"
     if "next_by_subj" in query:
@@ -600,7 +601,7 @@ def _consumer_info(reply: dict[str, Any]) -> ConsumerInfo:
 
 
 def _consumer_fields(config: ConsumerConfig) -> dict[str, Any]:
-    """What is implied is said: a start implies its policy, and the server wants a policy for acknowledging."""
+    """The fields of a configuration, with the implied ones: the policy of a given start."""
     if config.deliver_policy is None and config.start_sequence is not None:
         config = dataclasses.replace(config, deliver_policy="by_start_sequence")
     elif config.deliver_policy is None and config.start_time is not None:

@@ -1,35 +1,35 @@
-"""Reading a stream in order, without acknowledgements, for as long as one likes.
+"""Reading a stream in order, without acknowledgements, without end.
 
-An ordered consumer is a throw-away: an unreplicated pull consumer in the server's memory. When anything is amiss (a
-message is missing, the heartbeat stops, the consumer is gone, the session or a leader changed), it is replaced by a new
-one that starts right after the last message we have. So what comes out never skips, repeats or changes order, whatever
-happens to the consumers underneath. It pulls, so that the reader decides the pace: the server sends nothing that there
-is no room for. And a request is always waiting at the server, so that a single message comes at once.
+An ordered consumer is a throw-away: an unreplicated pull consumer in the server's memory. After any fault (a message
+is missing, the heartbeat stops, the consumer is gone, the session or a leader changed), a new consumer replaces it,
+starting right after the last message received. So the result never skips, repeats or reorders messages, whatever
+happens to the consumers. It pulls, so that the reader decides the pace: the server sends only messages that fit into
+the buffer. And a request is always waiting at the server, so that a single message arrives at once.
 
-The position in the stream is kept by one :class:`OrderedReader`. Each consumer has an :class:`OrderedPuller`, which
-finds out whether it is lost, and an :class:`OrderedFlow`, which asks for messages and hands them out.
+One :class:`OrderedReader` keeps the position in the stream. Each consumer has an :class:`OrderedPuller`, which detects
+its loss, and an :class:`OrderedFlow`, which requests messages and hands them out.
 
-One kind of beginning is not described by a sequence: ``last_per_subject`` sends the last message of each subject, in
-the order of their sequences, then everything new. Until the first part, the *listing*, is over, a consumer that starts
-"after the last message we have" would send the older messages between. So its successor is made with
-``last_per_subject`` again, and what it sends at or below the last sequence we have is passed over: whatever is still
-the last of its subject there was the last before, and was delivered. A subject that changed meanwhile comes with its
-later message. The listing is over when a message says that nothing is pending, or when as many came as were counted
-when the consumer was made: those counted have lower sequences than anything new, so they come first.
+One kind of start is not described by a sequence: ``last_per_subject`` sends the last message of each subject, in the
+order of their sequences, and then all new messages. During the first part, the *listing*, a consumer that starts "after
+the last message received" would also send older messages of the subjects still to come. So its successor is created
+with ``last_per_subject`` again, and messages at or below the last received sequence are skipped: a message there that
+is still the last of its subject was the last before, and was delivered. A subject changed since then arrives with its
+later message. The listing is over when a message says that nothing is pending, or when as many messages arrived as were
+counted when the consumer was created: the counted messages have lower sequences than new ones, so they arrive first.
 
-A pull consumer loses a message of its listing if that is too large for what is left of a request's ``max_bytes``, or
-its time is over just then, and no other request waits (nats-server 2.15.1, where subjects have several messages).
-The next message has the next consumer sequence, so nothing but the status tells. Hence in a listing a request is made
-for so few messages that they are all there before its bytes are used up. Should such a status come all the same, the
-listing is made again, with requests so small that they need no bound of bytes.
+A pull consumer loses a message of its listing if the message is too large for the rest of a request's ``max_bytes``, or
+if the request expires just then, and no other request waits (nats-server 2.15.1, where subjects have several messages).
+The next message has the next consumer sequence, so only the status shows the loss. Hence a request of a listing is for
+so few messages that all of them fit into its bytes. Should such a status arrive all the same, the listing is created
+again, with requests so small that they need no bound of bytes.
 
-A sequence means something in one stream only. A stream that was deleted and made again has the name and none of the
-positions: a consumer that starts after our last sequence would wait there for a message that is not meant. Hence every
-successor is made first, and then the stream is asked when it was created: if that is still the same, the consumer is
-of the stream we were reading.
+A sequence has a meaning in one stream only. A stream that was deleted and re-created has the same name and none of the
+positions: a consumer that starts after our last sequence would wait for an unrelated message. Hence every successor is
+created first, and then the stream's creation time is read: if it is still the same, the consumer belongs to the stream
+that we were reading.
 
-The driver runs :meth:`OrderedReader.open`, makes a flow for the consumer, and does what :meth:`OrderedFlow.step` says:
-None means that the consumer is lost, a number that :meth:`OrderedFlow.take` has messages.
+The driver runs :meth:`OrderedReader.open`, makes a flow for the consumer, and follows :meth:`OrderedFlow.step`: None
+means that the consumer is lost, a number that :meth:`OrderedFlow.take` has messages.
 """
 
 from __future__ import annotations
@@ -75,34 +75,34 @@ __all__ = [
     "retry_pauses",
 ]
 
-# The server says every so often that there is nothing to say; silence for twice as long means that nobody is there.
+# Interval of the server's heartbeats while it has nothing to send; twice this silence means that the consumer is lost.
 HEARTBEAT_S = 5.0
 
-# How far ahead of its reader it may be, unless the connection's own bounds for unread messages are lower. Requests have
-# a bound of bytes, so each ends with a status, and few large ones cost less: of the rate of `messages()` a reader had
-# 0.89 with 4096, and has 0.94 with this.
+# Bound on unread messages, unless the connection's own bounds are lower. Requests have a bound of bytes, so each ends
+# with a status, and few large ones cost less: a reader had 0.89 of the rate of `messages()` with 4096, and has 0.94
+# with this.
 MAX_MESSAGES = 16_384
 MAX_BYTES = 16 << 20
-# The window has room for a sixth of the bytes, should all messages be as large as the largest that was counted last,
-# and for 64 messages at least.
+# The window has room for a sixth of the bytes, if all messages are as large as the largest of the last count, and for
+# 64 messages at least.
 BYTES_PARTS = 6
 MIN_WINDOW = 64
 
-# In a cluster the answer to a consumer's creation can overtake the news that it may be asked for messages.
+# In a cluster the answer to a consumer's creation can overtake its registration for requests.
 MAX_REFUSALS_AT_FIRST = 5
 
-# Should we die without a word, the server forgets the consumer after this.
+# If the program dies without a word, the server removes the consumer after this time.
 INACTIVE_THRESHOLD_S = 60.0
 
-# Deleting a consumer that is given up is a courtesy; nobody should have to wait for it.
+# Deleting a lost consumer is optional clean-up; it must not delay the reader.
 CLEAN_UP_TIMEOUT_S = 1.0
 
 # The server takes heartbeats of 100 ms and more; below this they are a burden to a busy one.
 MIN_HEARTBEAT_S = 0.25
 
-# A replica that has just become leader may not have everything yet. With the pauses of `retry_pauses` this is 3.5 s.
+# A new leader may not have all messages yet. With the pauses of `retry_pauses` this waits 3.5 s.
 MAX_ATTEMPTS_BEHIND = 7
-# Those that are described by a word alone.
+# The policies without a further value.
 DELIVER_POLICIES: tuple[DeliverPolicy, ...] = ("all", "last", "new", "last_per_subject")
 RETRY = Backoff(first_s=0.05, max_s=1.0)
 
@@ -118,13 +118,13 @@ class OrderedKeywords(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrderedOptions:
-    """Where an ordered consumer begins and what it reads."""
+    """Start and filters of an ordered consumer."""
 
     filter_subjects: Sequence[str] = ()
     start_sequence: int | None = None
     start_time: datetime.datetime | None = None
     deliver_policy: DeliverPolicy | None = None
-    """``all`` when nothing is said; ``new``, ``last``, ``last_per_subject`` are the others that need no value."""
+    """``all`` by default; ``new``, ``last``, ``last_per_subject`` are the other policies without a value."""
     headers_only: bool = False
 
     def __post_init__(self) -> None:
@@ -143,7 +143,7 @@ class OrderedOptions:
 
     @classmethod
     def of(cls, filter_subjects: Sequence[str], given: OrderedKeywords) -> OrderedOptions:
-        """From keywords; an unknown one is an error that lists the known ones."""
+        """The options in keywords; an unknown keyword is an error that lists the known ones."""
         check_keywords(cls, "ordered consumer", given)
         return cls(filter_subjects=filter_subjects, **given)
 
@@ -152,7 +152,7 @@ _reply_of = attrgetter("raw_reply")
 
 # The digits of 0, 1, 2, ...: all the last ones as one text, all the last but one, and so on; each twice over.
 _COUNTED = 10_000
-assert MAX_MESSAGES // 2 <= _COUNTED  # most that is handed out at a time
+assert MAX_MESSAGES // 2 <= _COUNTED  # the most messages handed out at a time
 _DIGITS = [
     b"".join(b"%d" % digit * 10**place for digit in range(10)) * (2 * _COUNTED // 10 ** (place + 1))
     for place in range(4)
@@ -160,12 +160,12 @@ _DIGITS = [
 
 
 def are_consecutive(replies: list[bytes], first: int, tokens_after: int) -> bool:
-    """Whether the consumer sequences of replies are ``first`` and those that follow it; False if that is hard to say.
+    """True if the consumer sequences of the replies are ``first`` and its successors; False if this test cannot tell.
 
-    Reading a million messages, this is what being in order costs, so it is done without taking each of them apart.
-    Replies that are equally long and begin alike stand below one another like rows, and a slice with their length as
-    its step is a column. Where the first has its sequence, all others must have theirs, with dots around it: were its
-    stream sequence shorter, the time would stand there, whose digits are more than any sequence of a consumer has.
+    Checking the order is the main cost of reading a million messages, so the replies are not parsed one by one. Replies
+    of equal length and equal beginning stand below one another like rows, and a slice with their length as its step is
+    a column. At the position of the first reply's sequence, all others must have theirs, with dots around it: with a
+    shorter stream sequence the time would stand there, which has more digits than any consumer sequence.
     """
     head, stream_sequence, sequence, _ = replies[0].rsplit(b".", tokens_after + 1)[:4]
     count, width = len(replies), len(replies[0]) + 1
@@ -187,7 +187,7 @@ def are_consecutive(replies: list[bytes], first: int, tokens_after: int) -> bool
     for place in range(min(len(sequence), len(_DIGITS))):
         if rows[end - 1 - place :: width] != _DIGITS[place][lower : lower + count]:
             return False
-    # The other digits are the same in all rows, or those of the next number from some row on.
+    # The other digits are the same in all rows, or from some row on those of the next number.
     before = min(_COUNTED - lower, count)
     for place in range(len(sequence) - len(_DIGITS)):
         digits = (b"%d" % upper)[place : place + 1], (b"%d" % (upper + 1))[place : place + 1]
@@ -197,49 +197,49 @@ def are_consecutive(replies: list[bytes], first: int, tokens_after: int) -> bool
 
 
 class OrderedReader:
-    """The position in the stream, over all the consumers it takes."""
+    """The position in the stream, kept across consumers."""
 
     def __init__(self, options: OrderedOptions) -> None:
         self._options = options
         self._last_stream_sequence: int | None = None
-        """None until it is known where we are; 0 is a place: before the first message of an empty stream."""
+        """None before the position is known; 0 is a position: before the first message of an empty stream."""
         self._last_consumer_sequence = 0
         self._tokens_after = 3
-        """How many tokens of a reply subject come after the consumer's sequence."""
+        """Number of tokens of a reply subject behind the consumer sequence."""
         self._is_listing = options.deliver_policy == "last_per_subject"
         self._waiting = 0
-        """How many messages the present consumer had to send when it was made."""
+        """Number of messages that the present consumer had to send when it was created."""
         self._listing_left = 0
-        """How many messages the present consumer has still to send before its listing is over for sure."""
+        """Number of messages that the present consumer has still to send before its listing is certainly over."""
         self._largest_bytes = 0
-        """Of the messages of the listing, as far as they came."""
+        """Size of the largest message of the listing so far."""
         self._is_careful = False
         """A request of the listing had too few bytes for a message."""
         self._created: datetime.datetime | None = None
-        """When the stream was created: which of all streams of its name it is."""
+        """The stream's creation time, which tells it from other streams of its name."""
         self._attempts_behind = 0
         self.is_caught_up = options.deliver_policy == "new"
-        """Everything that was there when the reading began was delivered."""
+        """All messages that existed at the start were delivered."""
         self._barren = 0
-        """How many consumers in a row were lost before anything came of them."""
+        """Number of consecutive consumers that were lost before they sent anything."""
 
     @property
     def has_begun(self) -> bool:
-        """Whether the stream was found, at least."""
+        """True once the stream was found."""
         return self._created is not None
 
     @property
     def is_listing(self) -> bool:
-        """Whether the last messages of the subjects are still coming."""
+        """True while the last messages of the subjects are still arriving."""
         return self._is_listing
 
     def open(self, api: Api, stream: str, name: str) -> Operation[ConsumerInfo]:
-        """Make the next consumer.
+        """Create the next consumer.
 
         Raises:
-            StreamNotFound: There is no such stream, or no more.
-            StreamRecreated: It is another stream than the one that was read.
-            StreamWentBack: It ends before the last message that was read, and does so repeatedly.
+            StreamNotFound: The stream does not exist, or was deleted.
+            StreamRecreated: The stream was deleted and re-created.
+            StreamWentBack: The stream ends before the last message read, repeatedly.
         """
         is_first = self._created is None
         if is_first:
@@ -256,12 +256,12 @@ class OrderedReader:
         return info
 
     def config(self, name: str) -> ConsumerConfig:
-        """For the next consumer. Its messages count from 1 again."""
+        """The next consumer's configuration. Its messages count from 1 again."""
         self._last_consumer_sequence = 0
         options = self._options
         filters = list(options.filter_subjects)
         if not filters and options.deliver_policy == "last_per_subject":
-            filters = [">"]  # the server insists on one
+            filters = [">"]  # the server requires a filter
         config = ConsumerConfig(
             name=name,
             ack_policy="none",
@@ -286,7 +286,7 @@ class OrderedReader:
         return config
 
     def check_stream(self, info: StreamInfo) -> None:
-        """Compare the stream with the one that was read."""
+        """Compare the stream with the one read so far; raises as :meth:`open`."""
         name, last = info.config.name, self._last_stream_sequence or 0
         if self._created is None:
             self._created = info.created
@@ -297,10 +297,10 @@ class OrderedReader:
             raise StreamWentBack(name, last + 1, info.state.last_sequence + 1)
 
     def created(self, delivered: SequencePair, pending: int) -> None:
-        """A consumer exists; for some beginnings the server has decided where that is.
+        """Record a created consumer, and the start that the server has chosen for some policies.
 
-        Remembering it keeps what is published before the first delivery, should this consumer be lost: another ``new``
-        one would begin after it.
+        The recorded start keeps messages published before the first delivery, should this consumer be lost: another
+        ``new`` consumer would start after them.
         """
         self._waiting = pending
         has_a_place = self._options.deliver_policy in ("new", "last")
@@ -314,10 +314,10 @@ class OrderedReader:
             self.is_caught_up = True
 
     def accept(self, messages: list[M]) -> tuple[list[M], int]:
-        """Which of these, the next that came, to hand out; and how many of them were looked at.
+        """Check the next messages; returns those to hand out, and the number of messages checked.
 
-        It looks no further than to the message with which everything is delivered that was there in the beginning, and
-        not beyond a gap.
+        It checks no further than to the message that completes the messages that existed at the start, and not beyond
+        a gap.
         """
         replies: list[bytes] = list(map(_reply_of, messages))
         try:
@@ -346,15 +346,16 @@ class OrderedReader:
         return accepted, count
 
     def _count_in_order(self, replies: list[bytes]) -> int:
-        """How many of them follow one another, up to the end of the listing, or of what was there in the beginning."""
+        """Number of consecutive messages, up to the end of the listing, or of the messages that existed at the
+        start."""
         first = self._last_consumer_sequence + 1
         if first == 1:
             self._tokens_after = 3 + max(replies[0].count(b".") - 10, 0)  # the longer form may have more in its end
         after, count = self._tokens_after, len(replies)
         if self._is_listing:
             count = min(count, self._listing_left)
-        # Fewer than were waiting can do without a look at what they say is pending: it is above 0 until then, unless
-        # messages were deleted meanwhile; then the last of a later part says so.
+        # A part within the counted messages needs no check of its pending counts, which stay above 0 until the last of
+        # them. If messages were deleted in the meantime, the last message of a later part has the 0.
         may_end = not self.is_caught_up and first + count > self._waiting
         if self._is_listing or may_end:
             pending = [reply.rsplit(b".", after)[3] for reply in replies[:count]]
@@ -367,15 +368,16 @@ class OrderedReader:
         return min(count, next(place for place, number in enumerate(sequences) if number != first + place))
 
     def came(self, sizes: list[int]) -> None:
-        """Messages of a listing have arrived, with these sizes in bytes."""
+        """Record the sizes in bytes of a listing's messages."""
         self._largest_bytes = max([self._largest_bytes, *sizes])
 
     def skipped(self) -> None:
-        """A message of the listing may be lost, for lack of bytes: have it made again more carefully."""
+        """Have the listing repeated with smaller requests: one of its messages may be lost for lack of bytes."""
         self._is_careful = True
 
     def listing_window(self, limits: PullLimits, max_payload_bytes: int) -> tuple[int, int]:
-        """How many messages of a listing to have ahead, and the size to expect of each; 0 needs no bound of bytes."""
+        """Number of messages of a listing to request ahead, and the expected size of each; 0 needs no bound of
+        bytes."""
         assert limits.max_bytes is not None
         least = min(max(limits.max_bytes // max_payload_bytes, 1), limits.max_messages)
         if self._is_careful or not self._largest_bytes:
@@ -384,34 +386,34 @@ class OrderedReader:
         return (most, self._largest_bytes) if most > least else (least, 0)
 
     def idle(self) -> None:
-        """The server has nothing to send: what was counted as waiting and did not come is gone."""
+        """End the listing: the server has nothing to send, so counted messages that did not arrive were deleted."""
         self.is_caught_up = True
         if self._last_stream_sequence is not None:
             self._is_listing = False
 
     def heard(self) -> None:
-        """The present consumer is good for something."""
+        """Record that the present consumer works."""
         self._barren = 0
 
     def lost(self) -> None:
-        """The present consumer has to be replaced."""
+        """Record that the present consumer has to be replaced."""
         self._barren += 1
 
     def pause_s(self) -> float:
-        """How long to wait before the next consumer: not at all, unless one after the other was good for nothing."""
+        """Seconds to wait before the next consumer: 0, unless several in a row sent nothing."""
         return 0.0 if self._barren < 2 else RETRY.wait_s(self._barren - 1)
 
     def may_pass(self, error: JetSparkError) -> bool:
-        """Whether it is worth while to try again after a consumer could not be made."""
+        """True if creating a consumer may succeed after this error."""
         if isinstance(error, StreamWentBack):
             self._attempts_behind += 1
             return self._attempts_behind < MAX_ATTEMPTS_BEHIND
-        # Without any server left the client itself has given up: there is nothing to wait for.
+        # Without any server left the client itself has given up, so that waiting is useless.
         return error.may_pass and not isinstance(error, NoServersAvailable)
 
 
 class OrderedPuller(Puller[M]):
-    """The requests of a throw-away consumer: what others would wait for to pass is the end of it."""
+    """The requests of a throw-away consumer. Faults that another puller would wait out end this consumer."""
 
     def __init__(self, inbox: str, subject: str, reader: OrderedReader) -> None:
         super().__init__(inbox, subject)
@@ -419,9 +421,9 @@ class OrderedPuller(Puller[M]):
         self._has_heard = False
         self._last_reply = b""
         self.is_lost = False
-        """The consumer is gone, or a message is missing: what is buffered is the last of it."""
+        """The consumer is gone, or a message is missing: the buffer has its last messages."""
         self.is_idle = False
-        """The server said that it has nothing to send, and nothing came since."""
+        """The server reported that it has nothing to send, and no message has arrived since."""
 
     def absorb(self, arrived: list[M], now: float, counted: tuple[int, int] = (0, 0)) -> None:
         if self.is_lost:
@@ -435,7 +437,7 @@ class OrderedPuller(Puller[M]):
         super().absorb(arrived, now, counted)
 
     def _up_to_a_skip(self, arrived: list[M]) -> list[M]:
-        """What came before the status after which a message of the listing may be missing."""
+        """The messages up to a status after which a message of the listing may be missing."""
         for place, each in enumerate(arrived, 1):
             status = each.status if each.raw_reply is None else None
             if status is None:
@@ -449,7 +451,7 @@ class OrderedPuller(Puller[M]):
         return arrived
 
     def on_session(self, session: int) -> None:
-        # What was sent meanwhile is lost, and the consumer may be: do not wait for its silence.
+        # Messages sent between the sessions are lost, and the consumer may be: replace it without waiting.
         if self._session not in (0, session):
             self.lose()
         super().on_session(session)
@@ -479,13 +481,13 @@ class OrderedPuller(Puller[M]):
         elif status.code == 503 and not self._has_heard and self._refusals < MAX_REFUSALS_AT_FIRST:
             pass
         elif status.code in (409, 503) and not text.startswith("Exceeded MaxRequest"):
-            self.lose()  # deleted, or without its leader, or the server goes
+            self.lose()  # it was deleted or lost its leader, or the server shuts down
             return
         super()._on_status(token, status, message, now)
 
 
 class OrderedFlow(Flow[M]):
-    """One throw-away consumer's messages, while they are in order."""
+    """The messages of one throw-away consumer, while they are in order."""
 
     _puller: OrderedPuller[M]
 
@@ -510,7 +512,7 @@ class OrderedFlow(Flow[M]):
         """Requests have a bound of bytes."""
 
     def step(self, now: float, session: int | None) -> Ask | Wait | int | None:
-        """What to do next; None when the consumer is lost and everything of it was handed out."""
+        """The next step of the reader; None when the consumer is lost and all its messages were handed out."""
         puller = self._puller
         if session is not None:
             puller.on_session(session)
@@ -529,9 +531,9 @@ class OrderedFlow(Flow[M]):
         return step
 
     def take(self, count: int) -> list[M]:
-        """What of the next ``count`` buffered messages is to be handed out: nothing, if one is missing before them.
+        """Remove and return the next ``count`` buffered messages; fewer before a gap, none if the first is missing.
 
-        Nothing may be added to the buffer meanwhile.
+        The buffer must not grow during the call.
         """
         puller = self._puller
         buffer = puller.buffer
@@ -549,12 +551,12 @@ class OrderedFlow(Flow[M]):
         return accepted
 
     def on_too_large(self, max_bytes: int | None) -> None:
-        self._is_alone = True  # the bound is for keeping many messages, not for refusing one
+        self._is_alone = True  # the bound limits buffered messages; it must not refuse a single large one
 
     def _adapt(self, now: float) -> None:
-        """Nobody else waits for these messages, and they are not acknowledged: the window is as large as it may be.
+        """Use the largest window: no other reader waits for these messages, and they are not acknowledged.
 
-        It may not be so large that the bound of bytes is reached with every request: counting bytes takes time.
+        It stays below the size at which every request reaches its bound of bytes: counting bytes takes time.
         """
         limits = self._limits
         assert limits.max_bytes is not None
@@ -580,12 +582,12 @@ class OrderedFlow(Flow[M]):
 
     def _times(self) -> tuple[float, float | None]:
         if self._reader.is_listing or not self._reader.is_caught_up:
-            return self._limits.expires_s, self._heartbeat_s  # by a heartbeat it learns that there is no more
+            return self._limits.expires_s, self._heartbeat_s  # a heartbeat shows that no more messages follow
         return super()._times()
 
 
 class Patience:
-    """How long something may take without any progress; ``seconds`` None is for ever."""
+    """The longest time without any progress; without limit if ``seconds`` is None."""
 
     def __init__(self, what: str, seconds: float | None, now: float) -> None:
         self._what, self._seconds = what, seconds
@@ -593,23 +595,23 @@ class Patience:
         self.renew(now)
 
     def renew(self, now: float) -> None:
-        """Something came, at this moment."""
+        """Start the time again after progress at this moment."""
         self._give_up_at = max(self._give_up_at, math.inf if self._seconds is None else now + self._seconds)
 
     @property
     def give_up_at(self) -> float | None:
-        """When it is over; None is never."""
+        """When the time is over; None without a limit."""
         return None if self._seconds is None else self._give_up_at
 
     def left_s(self, now: float, longest_s: float) -> float:
-        """How long to wait for the next event."""
+        """Seconds to wait for the next event."""
         return max(min(longest_s, self._give_up_at - now), 0.0)
 
     def check(self, now: float, error: Exception | None = None) -> None:
-        """Nothing came; ``error`` is why, where that is known.
+        """Check the time after a failed attempt; ``error`` is the cause if known.
 
         Raises:
-            RequestTimeout: It is time to give up.
+            RequestTimeout: The time is over.
         """
         if now < self._give_up_at:
             return
@@ -619,10 +621,10 @@ class Patience:
 
 
 def heartbeat_for(timeout_s: float) -> float:
-    """For a listing: the server's word that there is no more has to come before we give it up."""
+    """The heartbeat of a listing, short enough that an idle server reports before the timeout."""
     return min(HEARTBEAT_S, max(timeout_s / 3, MIN_HEARTBEAT_S))
 
 
 def retry_pauses() -> Iterator[float]:
-    """Seconds to wait before each further attempt to make a consumer, without end: a stream comes back."""
+    """Endless seconds to wait before further attempts to create a consumer: a stream may come back."""
     return map(RETRY.wait_s, itertools.count(1))

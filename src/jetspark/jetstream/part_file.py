@@ -1,4 +1,4 @@
-"""A file that takes its place when it is complete."""
+"""A file that replaces its target when it is complete."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ __all__ = ["PartFile"]
 
 
 class PartFile:
-    """Written beside its target under a name of its own, and renamed in the end. Used from one thread at a time."""
+    """A file written beside its target under a temporary name, and renamed at the end. Used by one thread at a time."""
 
     def __init__(self, target: str | os.PathLike[str], token: str) -> None:
-        """``token`` is new for each: several may write the same target at once."""
+        """``token`` is different for each file: several may write the same target at the same time."""
         self._target = target
         self._path = f"{os.fspath(target)}.{token}.part"
         self._file: io.BufferedWriter | None = None
@@ -28,7 +28,7 @@ class PartFile:
         os.replace(self._path, self._target)
 
     def discard(self) -> None:
-        """Remove what is there, unless it was kept."""
+        """Remove the temporary file, unless it was kept."""
         self._close()
         try:
             os.remove(self._path)

@@ -1,4 +1,4 @@
-"""What a publish to a stream carries and what comes back."""
+"""Headers and acknowledgements of publishes to a stream."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ __all__ = [
     "read_pub_ack",
 ]
 
-# What nearly every acknowledgement looks like. Reading it as JSON takes 5.5 µs, with the expression 0.7 µs, and 0.3 µs
-# where many are read together.
+# The form of nearly every acknowledgement. Parsing it as JSON takes 5.5 µs, with the expression 0.7 µs, and 0.3 µs if
+# many are parsed together.
 _PLAIN_ACK = rb'\{"stream":"([A-Za-z0-9_-]+)", ?"seq":([0-9]{1,19})\}'
 _is_plain_ack = re.compile(_PLAIN_ACK).fullmatch
 _split_plain_acks = re.compile(_PLAIN_ACK + rb"\n").split
@@ -49,17 +49,17 @@ _is_plain_id = re.compile(r"[!-~]+").fullmatch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expect:
-    """What must be true of the stream for the message to be stored; else nothing is, and ``WrongLastSequence`` says so.
+    """Conditions for storing a message; if one fails, nothing is stored and ``WrongLastSequence`` is raised.
 
-    A ``stream`` that is not the one that stores the subject is a plain ``ServerError``: that will not change.
+    A ``stream`` other than the one that stores the subject is a plain ``ServerError``: a repetition cannot succeed.
     """
 
     stream: str | None = None
     last_sequence: int | None = None
     last_subject_sequence: int | None = None
-    """0 says that the subject must be empty."""
+    """0 means that the subject must be empty."""
     last_subject_sequence_subject: str | None = None
-    """Where to look for ``last_subject_sequence``, if not at the message's own subject; may have wildcards."""
+    """The subject of ``last_subject_sequence``, if not the message's own; may have wildcards."""
 
     def __post_init__(self) -> None:
         for name in ("last_sequence", "last_subject_sequence"):
@@ -75,10 +75,10 @@ class Expect:
 def publish_headers(
     headers: HeadersLike | None, msg_id: str | None, expect: Expect | None, ttl_s: float | None
 ) -> HeadersLike | None:
-    """The headers of a publish; None when there are none, which is the fast case.
+    """The headers of a publish; None without any, which is the fast case.
 
     Raises:
-        ConfigError: A value the server would misunderstand, or a header that is dangerous to send.
+        ConfigError: The server would misunderstand a value, or a header is dangerous to send.
     """
     if headers is None and msg_id is None and expect is None and ttl_s is None:
         return None
@@ -102,7 +102,7 @@ def publish_headers(
 
 
 def expected_headers(expect: Expect | None) -> dict[str, str]:
-    """The headers that say what is expected."""
+    """The headers for a condition."""
     if expect is None:
         return {}
     instance("expect", expect, Expect)
@@ -116,17 +116,17 @@ def expected_headers(expect: Expect | None) -> dict[str, str]:
 
 
 def check_batch_id(batch_id: str) -> str:
-    """The id, if it is one. Other characters come back from the server as JSON nobody can read."""
+    """The id, validated. With other characters the server's reply would not be valid JSON."""
     if not isinstance(batch_id, str) or not _is_batch_id(batch_id):
         raise ConfigError(f"batch_id={batch_id!r}: expected 1 to 64 of the characters A-Z a-z 0-9 _ -")
     return batch_id
 
 
 def header_block(headers: HeadersLike) -> bytes:
-    """Headers as they stand in a frame.
+    """The headers as they stand in a frame.
 
     Raises:
-        InvalidHeader, ConfigError: They cannot be sent, or must not.
+        InvalidHeader, ConfigError: They cannot be sent, or are dangerous to send.
     """
     block = encode(headers)
     if b"\r\nnats-expected-last-msg-id:" in block.lower():
@@ -152,14 +152,14 @@ def publish_with_ttl(api: Api, subject: str, data: bytes, headers: HeadersLike |
     """Store one message that has a TTL.
 
     Raises:
-        FeatureUnavailable: The server would ignore that.
+        FeatureUnavailable: The server would ignore the TTL.
     """
     yield from api.require(MESSAGE_TTL)
     return (yield from publish(subject, data, headers))
 
 
 def read_pub_ack(message: CoreMessage) -> PubAck:
-    """The acknowledgement.
+    """The acknowledgement in a reply.
 
     Raises:
         ServerError: The stream did not store the message.
@@ -174,9 +174,9 @@ def read_pub_ack(message: CoreMessage) -> PubAck:
 
 
 def read_plain_acks(payloads: list[bytes]) -> list[PubAck] | None:
-    """Acknowledgements that all have the usual form; None when one of them has not, and each has to be read by itself.
+    """Acknowledgements that all have the usual form; None if one has another form, so that each is parsed separately.
 
-    What an error says, a duplicate or a domain is none of the usual form.
+    Errors, duplicates and acknowledgements with a domain have another form.
     """
     pieces = _split_plain_acks(b"\n".join(payloads) + b"\n")  # b"", stream, digits, b"", stream, digits, ..., b""
     # Nothing may be between them. A payload with a line break in it makes more of them than there are payloads.
@@ -188,13 +188,13 @@ def read_plain_acks(payloads: list[bytes]) -> list[PubAck] | None:
 
 
 class _Draft:
-    """A ``PubAck`` whose slots may be filled."""
+    """A ``PubAck`` with slots that can be assigned."""
 
     __slots__ = PubAck.__slots__
 
 
 def plain_ack(stream: str, sequence: int) -> PubAck:
-    """``PubAck(stream=stream, sequence=sequence)``, past the detour by which frozen dataclasses fill themselves.
+    """``PubAck(stream=stream, sequence=sequence)``, made without the slow initialisation of frozen dataclasses.
 
     It takes 0.2 µs instead of 1.4.
     """
@@ -209,7 +209,7 @@ def plain_ack(stream: str, sequence: int) -> PubAck:
 
 
 def may_be_stored(error: JetSparkError) -> bool:
-    """Whether what was published may be stored, or arrive later, although publishing it ended with this error."""
+    """True if a message may be stored now or later, although its publish ended with this error."""
     if isinstance(error, RequestTimeout):
         return error.was_sent
     return isinstance(error, NetworkError) and not isinstance(error, JetStreamUnavailable)

@@ -1,51 +1,51 @@
-"""Pulling as a state machine: which requests are out, what they still owe, when to ask again. Time is an argument.
+"""Pulling as a state machine: open requests, the messages they still owe, and the next request. Time is an argument.
 
-A :class:`Puller` belongs to one subscription, on ``<inbox>.*``. Every request has a reply subject of its own there. The
-server sends *messages* with the subject they were stored under, so nothing tells which request one belongs to (with
-several requests waiting, the server serves them in turn); it sends *statuses* to the request's own subject. So the
-ledger keeps the requests, and one number for all of them together::
+A :class:`Puller` belongs to one subscription, on ``<inbox>.*``. Every request has its own reply subject there. The
+server sends *messages* with the subject they were stored under, so a message does not show its request (several waiting
+requests are served in turn); it sends *statuses* to the request's own subject. So the ledger keeps the requests, and
+one number for all of them together::
 
     ask(batch) ──────> owed += batch
     a message ───────> owed -= 1                     at 0 every request is fulfilled
-    a status that ends a request ──> owed -= what it leaves undelivered; the server mostly says how much that is
+    a status that ends a request ──> owed -= its undelivered messages, which the server mostly reports
 
-Where the server does not say, the whole batch counts as undelivered. The error is then to one side only: ``owed`` may
-be too low, and a few messages too many are asked for. It is never too high for long: a request that the server has
-forgotten (two heartbeats missing, or its time long over, or its session gone) is struck from the ledger.
+If the server does not report it, the whole batch counts as undelivered. The error is then to one side only: ``owed``
+may be too low, so that a few messages too many are requested. It is never too high for long: a request that the server
+has forgotten (two heartbeats missing, or long expired, or from an earlier session) is removed from the ledger.
 
-A reader that keeps up asks again before everything has come, and may do so for hours: ``owed`` is never 0, and nothing
-says which of its requests are fulfilled. The server serves requests in turn, so those are the oldest. When there are
-more than ``MAX_REQUESTS``, the oldest becomes a part of the next one of its reader.
+A reader that keeps up requests more before everything has arrived, and may do so for hours: ``owed`` is never 0, and no
+status shows which requests are fulfilled. The server serves requests in turn, so the oldest are. Beyond
+``MAX_REQUESTS`` the oldest becomes a part of the next one of its reader.
 
-Requests with ``max_bytes`` have a second number of that kind, ``_owed_bytes``. It is needed because the server says
-nothing about one that used up its bytes to the last: at 0 bytes, too, every request is fulfilled.
+Requests with ``max_bytes`` have a second number of that kind, ``_owed_bytes``. It is needed because the server sends no
+status for a request whose bytes are used up exactly: at 0 bytes, too, every request is fulfilled.
 
-A status has one of four consequences: nothing now (404, 408), ask again (leader change, shutdown, a full queue,
-nobody there *yet*; after a growing pause), an error for the reader that asked (the request breaks a rule of the
-consumer's), or an error for everyone (the consumer is gone).
+A status has one of four consequences: none now (404, 408), another request (leader change, shutdown, a full queue, no
+responder *yet*; after a growing pause), an error for the reader of the request (it breaks a rule of the consumer), or
+an error for all readers (the consumer is gone).
 
-Two kinds of readers ask through a puller, and drivers run both alike: call ``step`` and do what it says, which is to
-publish an :class:`Ask`, to :class:`Wait`, to hand out messages, or to end. After a wait that nothing ended early they
+Two kinds of readers request messages from a puller, and drivers run both alike: call ``step`` and do the result, which
+is to publish an :class:`Ask`, to :class:`Wait`, to hand out messages, or to end. After a wait without an event they
 call ``on_time``.
 
 * :class:`Fetch` wants a number of messages within a time. Several may run at once; messages go to the first that
-  takes them. Its request ends at the server a little before the fetch ends here, so that none is left behind; what
-  comes late all the same stays in ``buffer`` for the next one. There are three kinds:
+  takes them. Its request ends at the server a little before the fetch ends here, so that no request is left behind;
+  messages that are late all the same stay in ``buffer`` for the next fetch. There are three kinds:
 
-  - By default it takes what is stored, and waits only while there is nothing. One request says both: ``no_wait`` with
-    ``expires`` waits for the first message, sends what is there, and ends with a 404. It is called *one-shot* here.
-    At most one of them is out at a time, for all fetches together: then everything that comes is its own, and
-    the ledger is exact. A fetch is over when it has messages and that request has ended.
+  - By default it takes the stored messages, and waits only if there are none. One request does both: ``no_wait`` with
+    ``expires`` waits for the first message, sends the stored ones, and ends with a 404. It is called *one-shot* here.
+    At most one of them is open at a time, for all fetches together: then every message is its own, and the ledger is
+    exact. A fetch is over when it has messages and that request has ended.
   - ``fill`` waits until it has all messages or its time is over: a request with ``expires``.
   - ``no_wait`` never waits: a request without ``expires``.
 
   Where ``max_ack_pending`` is reached, the server does not end a request of the first or the last kind: it ends them
-  when any request of the consumer expires or has a heartbeat (2.9 to 2.15). So when nothing has followed for
-  ``SILENT_S``, a fetch sends a *probe*, which asks for one message and expires in ``PROBE_S``. The 404 that comes of it
-  follows everything that the request has brought.
-* :class:`Flow` wants everything for ever, and keeps a window of messages asked for or buffered.
+  when any request of the consumer expires or has a heartbeat (2.9 to 2.15). So after ``SILENT_S`` without a message, a
+  fetch sends a *probe*, which requests one message and expires in ``PROBE_S``. The resulting 404 follows all messages
+  of the fetch's request.
+* :class:`Flow` wants messages without end, and keeps a window of requested or buffered messages.
 
-Invariant: a reader that waits has a request at the server, or a time at which it asks, or no session; then the next
+Invariant: a waiting reader has a request at the server, or a time for its next request, or no session; then the next
 session wakes it.
 """
 
@@ -57,7 +57,7 @@ import re
 from collections import deque
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Generic, Required, TypedDict, TypeVar, cast
+from typing import Any, Generic, Required, TypedDict, TypeVar, Unpack, cast
 
 from jetspark.codes import Code
 from jetspark.core.arguments import flag, text
@@ -91,39 +91,39 @@ _logger = logging.getLogger("jetspark.pull")
 # Made once: json.dumps() with separators makes an encoder for every call, which takes longer than encoding.
 _to_json = json.JSONEncoder(separators=(",", ":")).encode
 
-# A request whose time is over gets its 408 within a round trip; a second later it is not coming any more.
+# An expired request gets its 408 within a round trip; a second later the 408 is lost.
 GRACE_S = 1.0
-# A no_wait request that nothing has answered for this long is given up.
+# Longest silence after a no_wait request before it is given up.
 NO_WAIT_S = 1.0
-# The end of a request directly follows its last message, however far away the server is; on a slow network a probe does
-# no harm. Each further probe of a fetch waits twice as long.
+# The end of a request directly follows its last message, at any distance from the server; on a slow network a probe is
+# harmless. Each further probe of a fetch waits twice as long.
 SILENT_S = 0.05
 # A probe that has expired before the server looks at it ends only itself.
 PROBE_S = 0.02
-# Heartbeats are for noticing a dead consumer leader within the life of a request; a short request ends soon anyway.
+# Heartbeats detect a dead consumer leader within the life of a request; a short request ends soon anyway.
 HEARTBEAT_S = 5.0
 SHORTEST_WITH_HEARTBEAT_S = 2.0
-# A fetch's request ends this much before the fetch, or a tenth of it: then its last messages are on their way already.
+# A fetch's request ends this much before the fetch, or a tenth of it: its last messages are then on their way already.
 MARGIN_S = 0.05
-# Asking again after a refusal; doubled each time.
+# Pause before a request after a refusal; doubled each time.
 PAUSE = Backoff(first_s=0.05, max_s=1.0)
-# Elections and restarts are over within seconds. A consumer nobody has answered for this long is gone.
+# Elections and restarts are over within seconds. A consumer that does not answer for this long is gone.
 UNAVAILABLE_S = 20.0
-# A flow with a bound of bytes reserves a sixteenth of it for each request, so that several can be out, if every message
-# of a server with the default max_payload fits into that. Where it does not, it learns the size of the messages first.
+# A flow with a bound of bytes reserves a sixteenth of it for each request, so that several can be open, if every
+# message of a server with the default max_payload fits into that. Otherwise it learns the size of the messages first.
 SHARES = 16
 LARGEST_USUAL_BYTES = 1 << 20
-# A flow begins with this many messages ahead. A reader that takes a whole window within KEEPS_UP_S is given twice as
-# many: small requests leave the server waiting in between. One that works on it for longer than SLOW_S is given what it
-# takes in that time: what it has asked for and not come to is withheld from others, and its ack_wait is running.
+# A flow begins with this many messages ahead. A reader that handles a whole window within KEEPS_UP_S gets twice as
+# many, because the server waits between small requests. A reader that needs longer than SLOW_S gets the number that it
+# handles in that time: messages waiting here are withheld from other readers, and their ack_wait is running.
 FIRST_WINDOW = 500
 # A flow asks for half of its window at least, so that there are two or three of its requests at the server at a time.
 MAX_REQUESTS = 16
 KEEPS_UP_S = 0.25
 SLOW_S = 1.0
-# A server drops a client for which more than its `max_pending` has gathered, 64 MiB by default, and what it has sent by
-# then is lost until its ack_wait is over. So a reader without a bound of bytes asks for a quarter of that at a time, at
-# most, by the size of the messages that came last; for few before the first came; for two however large they are.
+# A server drops a client with more than its `max_pending` buffered, 64 MiB by default, and the messages sent by then
+# are lost until their ack_wait is over. So a reader without a bound of bytes requests at most a quarter of that at a
+# time, by the size of the latest messages; a few before the first message; two, however large they are.
 AHEAD_BYTES = 16 << 20
 MIN_AHEAD = 2
 FIRST_AHEAD = 32
@@ -131,7 +131,7 @@ FIRST_AHEAD = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Priority:
-    """For consumers with a priority policy: who gets messages first."""
+    """For consumers with a priority policy: the precedence of this reader."""
 
     group: str | None = None
     min_pending: int | None = None
@@ -154,10 +154,10 @@ class Priority:
     def of(
         cls, group: str | None, min_pending: int | None, min_ack_pending: int | None, priority: int | None
     ) -> Priority | None:
-        """As keywords say; None where they say nothing.
+        """The priority given in keywords; None without any.
 
         Raises:
-            ConfigError: A preference, and no group to have it in.
+            ConfigError: A preference is given without a group.
         """
         chosen = cls(group=group, min_pending=min_pending, min_ack_pending=min_ack_pending, priority=priority)
         return None if group is None else chosen
@@ -174,7 +174,7 @@ class Priority:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PullLimits:
-    """How far ahead of its reader a :class:`Flow` may be."""
+    """Bounds on the messages and bytes that a :class:`Flow` keeps ahead of its reader."""
 
     max_messages: int = 8192
     max_bytes: int | None = None
@@ -182,7 +182,7 @@ class PullLimits:
     expires_s: float = 30.0
     """How long a request waits at the server before it is renewed."""
     heartbeat_s: float | None = None
-    """How often an idle server says that it is there; two missing ones mean that it is not."""
+    """Interval of heartbeats from an idle server; after two missing ones its request is given up."""
 
     def __post_init__(self) -> None:
         whole("max_messages", self.max_messages)
@@ -198,7 +198,7 @@ class PullLimits:
 class Ask:
     """Publish ``body`` to the consumer, with ``reply`` for the answers.
 
-    With ``acknowledges`` it is published as the answer to that message, and says both: done, and the next one.
+    With ``acknowledges`` it is published as the answer to that message: an ack and a request in one.
     """
 
     reply: str
@@ -208,24 +208,24 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Until something arrives, or this moment; None is for ever."""
+    """Wait for an arrival, or until this moment; None without a limit."""
 
     until: float | None
 
 
 class _Reader:
-    """The reader that asked: it is told how its requests ended."""
+    """The reader of a request, with the state that the request's end sets."""
 
     error: Exception | None = None
     is_over = False
-    """It wants nothing more, though it may not have got everything."""
+    """True if the reader wants no more messages, even if some are missing."""
     must_empty = False
-    """What is left of its bytes is too little for the next message."""
+    """The rest of its bytes is too small for the next message."""
     has_all_there_is = False
-    """The server has said so, in answer to a request that brought something."""
+    """The server has reported the end of the stored messages, after a request that brought some."""
 
     def on_too_large(self, max_bytes: int | None) -> None:
-        """The next message alone is larger than all the bytes there are."""
+        """Fail, or adapt, because the next message alone is larger than ``max_bytes``."""
         self.error = ConfigError(
             f"max_bytes={max_bytes}: the next message alone is larger (subject, reply subject and headers count too); "
             "raise it"
@@ -241,26 +241,38 @@ class _Request:
     heartbeat_s: float | None
     max_bytes: int | None
     is_whole: bool
-    """It may use all the bytes its reader has."""
+    """True if the request has all bytes of its reader's bound."""
     no_wait: bool
-    """It does not wait at the server."""
+    """True if the request does not wait at the server."""
     is_one_shot: bool
-    """It waits for the first message only."""
+    """True if the request waits only for the first message."""
     received_before: int
-    """How many messages had come when it was sent."""
+    """Number of messages received before it was sent."""
     priority: Priority | None
     older_messages: int = 0
-    """Of requests that became a part of this one; fulfilled, in all likelihood."""
+    """Messages of requests that became a part of this one; very likely fulfilled."""
     older_bytes: int = 0
 
     @property
     def ends_itself(self) -> bool:
-        """The server ends it before its batch is complete when there is nothing more."""
+        """True if the server ends it before its batch is complete when no more messages are stored."""
         return self.no_wait or self.is_one_shot
 
 
+class RequestTerms(TypedDict, total=False):
+    """The terms of a request at which the server ends or delays it."""
+
+    heartbeat_s: float | None
+    max_bytes: int | None
+    is_whole: bool
+    """``max_bytes`` is the whole bound of the reader, and not the rest of it; True by default."""
+    no_wait: bool
+    is_one_shot: bool
+    priority: Priority | None
+
+
 class Puller(Generic[M]):
-    """The requests of one consumer object, and what came of them."""
+    """The requests of one consumer object, and the messages they brought."""
 
     def __init__(self, inbox: str, subject: str) -> None:
         """``inbox`` is subscribed to as ``<inbox>.*``; ``subject`` is the consumer's MSG.NEXT."""
@@ -270,19 +282,19 @@ class Puller(Generic[M]):
         """Messages that requests at the server may still bring."""
         self.error: Exception | None = None
         self.wake_at = 1
-        """Wake a reader when this many messages are buffered."""
+        """Number of buffered messages at which a reader is woken."""
         self.has_news = False
-        """Something happened that readers must look at."""
+        """An event that readers have to handle: a status, a session, or the end."""
         self.fetches: list[Fetch[M]] = []
         self.idle_s = 0.0
-        """Requests without an end of their own wait at least this long, and heartbeats come no more often than every
-        quarter of it. A driver in virtual time sets it, where waiting costs nothing and each sign of life does."""
+        """Requests without an end of their own wait at least this long, and heartbeats are no more frequent than every
+        quarter of it. A driver in virtual time sets it: there waiting is free and every heartbeat costs."""
         self.message_bytes = 0.0
-        """How large messages are, on average of those that came last; 0 before the first."""
+        """Average size of the latest messages; 0 before the first."""
         self._owed_bytes = 0
-        """Bytes of the requests that have a bound of them."""
+        """Bytes owed by the requests with a bound of bytes."""
         self._received = 0
-        """Messages that have come in all."""
+        """Number of messages received in all."""
         self._prefix = f"{inbox}."
         self._requests: dict[str, _Request] = {}
         self._last_token = 0
@@ -296,32 +308,32 @@ class Puller(Generic[M]):
 
     @property
     def outstanding(self) -> int:
-        """How many requests are out."""
+        """Number of open requests."""
         return len(self._requests)
 
     @property
     def owed_bytes(self) -> int:
-        """What requests with a bound of bytes may still bring."""
+        """Bytes that requests with a bound of bytes may still bring."""
         return self._owed_bytes
 
     @property
     def most_at_a_time(self) -> int:
-        """How many messages to have asked for, at most, where nobody said how many bytes."""
+        """The most messages to have requested at a time, for readers without a bound of bytes."""
         return max(int(AHEAD_BYTES / self.message_bytes), MIN_AHEAD) if self.message_bytes else FIRST_AHEAD
 
     @property
     def heard_at(self) -> float:
-        """When something last came."""
+        """When a message or status last arrived."""
         return self._heard_at
 
     @property
     def is_unavailable(self) -> bool:
-        """The last thing heard was that nobody is there."""
+        """True if the last request had no responder."""
         return self._unavailable_since is not None
 
     @property
     def _names(self) -> tuple[str, str]:
-        """Of the stream and of the consumer."""
+        """The names of the stream and of the consumer."""
         _, stream, consumer = self.subject.rsplit(".", 2)
         return stream, consumer
 
@@ -333,20 +345,20 @@ class Puller(Generic[M]):
 
     @property
     def has_one_shot(self) -> bool:
-        """Whether a request is out that ends with the first messages it brings."""
+        """True if a request is open that ends with the first messages it brings."""
         return any(request.is_one_shot for request in self._requests.values())
 
     def may_ask_at(self) -> float:
-        """Not before this: the server has just refused."""
+        """The earliest time for a request: the server has just refused one."""
         return self._ask_at
 
     def wants_wake(self) -> bool:
-        """Whether what came is worth waking a reader for; asking forgets the news."""
+        """True if a reader has to be woken for the arrivals; clears ``has_news``."""
         news, self.has_news = self.has_news, False
         return news or len(self.buffer) >= self.wake_at
 
-    def take_out(self, count: object) -> list[M]:
-        """As many buffered messages; all of them if ``count`` is no number: then a reader waited, and these came."""
+    def pop_messages(self, count: object) -> list[M]:
+        """Remove and return ``count`` buffered messages; all of them after a wait, when ``count`` is not a number."""
         take = self.buffer.popleft
         return [take() for _ in range(count if isinstance(count, int) else len(self.buffer))]
 
@@ -359,19 +371,17 @@ class Puller(Generic[M]):
         *,
         now: float,
         expires_s: float,
-        heartbeat_s: float | None = None,
-        max_bytes: int | None = None,
-        is_whole: bool = True,
-        no_wait: bool = False,
-        is_one_shot: bool = False,
-        priority: Priority | None = None,
+        **terms: Unpack[RequestTerms],
     ) -> Ask:
-        """Enter a request into the ledger; the driver must publish it at once, or call :meth:`take_back`."""
+        """Enter a request into the ledger; the driver must publish it at once, or call :meth:`withdraw`."""
+        no_wait, is_one_shot = terms.get("no_wait", False), terms.get("is_one_shot", False)
+        heartbeat_s, max_bytes = terms.get("heartbeat_s"), terms.get("max_bytes")
+        priority = terms.get("priority")
         self._last_token += 1
         token = str(self._last_token)
         body: dict[str, Any] = {"batch": batch}
         if no_wait or is_one_shot:
-            body["no_wait"] = True  # together with `expires`: until there is something
+            body["no_wait"] = True  # together with `expires` it waits for the first message
         if not no_wait:
             body["expires"] = seconds_to_ns(expires_s)
             if heartbeat_s is not None:
@@ -395,7 +405,7 @@ class Puller(Generic[M]):
             ends_at,
             None if no_wait else heartbeat_s,
             max_bytes,
-            is_whole,
+            terms.get("is_whole", True),
             no_wait,
             is_one_shot,
             self._received,
@@ -405,29 +415,29 @@ class Puller(Generic[M]):
         self._owed_bytes += max_bytes or 0
         return Ask(self._prefix + token, _to_json(body).encode())
 
-    def take_back(self, ask: Ask) -> None:
-        """It was not published."""
+    def withdraw(self, ask: Ask) -> None:
+        """Remove a request that was not published."""
         self._strike(ask.reply.removeprefix(self._prefix))
 
-    # ---- what comes --------------------------------------------------------------------------------------------
+    # ---- arrivals ----------------------------------------------------------------------------------------------
 
     def on_replies(self, inbox: SubscriptionState, now: float) -> bool:
-        """Take everything that has arrived in the inbox; True when a reader has to look."""
+        """Read the arrivals of the inbox; True if a reader has to be woken."""
         arrived = cast("list[M]", list(inbox.pending))
         inbox.pending.clear()
         counted, inbox.counted_messages, inbox.counted_bytes = (inbox.counted_messages, inbox.counted_bytes), 0, 0
         if arrived:
             self.absorb(arrived, now, counted)
         else:
-            self.has_news = True  # another session, or the end
+            self.has_news = True  # another session, or the end of the subscription
         if inbox.is_finished and self.error is None:
             self.error = inbox.error or ConnectionClosed("the consumer's subscription is over")
         return self.wants_wake()
 
     def absorb(self, arrived: list[M], now: float, counted: tuple[int, int] = (0, 0)) -> None:
-        """Take over what the subscription received; ``counted`` is how many messages the parser knows the size of.
+        """Read received messages and statuses; ``counted`` has the number and total size of those with a known size.
 
-        The list is used up.
+        The list is consumed.
         """
         self._heard_at = now
         counted_messages, counted_bytes = counted
@@ -436,24 +446,24 @@ class Puller(Generic[M]):
             # Every message of a stream has a reply subject, no status has.
             places = [place for place, each in enumerate(arrived) if each.raw_reply is None]
         statuses = [arrived[place] for place in places]
-        for place in reversed(places):  # few, so that this is quicker than to pick the messages from between them
+        for place in reversed(places):  # few, so that this is faster than picking the messages between them
             del messages[place]
         if messages:
             self.buffer.extend(messages)
             self._received += len(messages)
             is_counted = counted_messages == len(messages)
-            self._note_size(messages, counted_bytes if is_counted else None)
+            self._record_size(messages, counted_bytes if is_counted else None)
             if self._owed_bytes:
                 self._owed_bytes -= counted_bytes if is_counted else _size_of_all(messages)
             self._set_owed(self.owed - len(messages))
-            self._calm()
+            self._clear_refusals()
             if self._groups:
                 self._remember_pin(messages)
         for each in statuses:
             status = each.status
             token = each.subject.removeprefix(self._prefix)
             if status is None:
-                _logger.warning("%s: neither message nor status: %r", self.subject, each)
+                _logger.warning("%s: ignored a message without a reply subject or a status: %r", self.subject, each)
             elif status.code == 100:
                 self._on_heartbeat(each)
             else:
@@ -462,16 +472,16 @@ class Puller(Generic[M]):
             self.has_news = True
             self._forget_requests()
 
-    def _note_size(self, messages: list[M], counted_bytes: int | None) -> None:
+    def _record_size(self, messages: list[M], counted_bytes: int | None) -> None:
         if counted_bytes is not None:
             size = counted_bytes / len(messages)
         else:
-            # Two of them will do: what is large comes with few others.
+            # Two messages suffice: large messages arrive with few others.
             size = max(size_bytes(messages[0]), size_bytes(messages[-1]))
         self.message_bytes += (size - self.message_bytes) / (8 if self.message_bytes else 1)
 
     def _on_heartbeat(self, message: M) -> None:
-        """The server has nothing to send. That something came is all that most readers want to know of it."""
+        """The server has nothing to send. Most readers only need the time of the arrival."""
 
     def _on_status(self, token: str, status: Status, message: M, now: float) -> None:
         if status.code == 409 and status.description.startswith("Consumer Deleted"):
@@ -487,24 +497,24 @@ class Puller(Generic[M]):
             int(bytes_left) if is_count(bytes_left) else None,
         )
         if request is None:
-            return  # struck before, or fulfilled: this only says so
+            return  # removed before, or fulfilled: the status only confirms it
         reader = request.reader
         text = status.description
         match status.code:
             case 404 | 408 if request.no_wait:
                 reader.is_over = True
-                self._calm()
+                self._clear_refusals()
             case 404 if request.is_one_shot and self._received > request.received_before:
                 reader.has_all_there_is = True
-                self._calm()
+                self._clear_refusals()
             case 408 if text != "Requests Pending":
-                self._calm()
+                self._clear_refusals()
             case 409 if text.startswith("Batch Completed"):
-                self._calm()
+                self._clear_refusals()
             case 409 if text.startswith("Message Size Exceeds MaxBytes"):
-                self._calm()
+                self._clear_refusals()
                 if undelivered != str(request.batch):
-                    reader.is_over = True  # it got some, and the next one does not fit any more
+                    reader.is_over = True  # it got some messages, and the next one does not fit any more
                 elif request.is_whole:
                     reader.on_too_large(request.max_bytes)
                 else:
@@ -525,7 +535,7 @@ class Puller(Generic[M]):
                 elif now - self._unavailable_since >= UNAVAILABLE_S:
                     self.error = unavailable(self.subject)
                 self._pause(now)
-            case 404 | 408:  # to a request that could have waited: the consumer is paused, or its queue is full
+            case 404 | 408:  # a request that could have waited: the consumer is paused, or its queue is full
                 self._pause(now)
             case _:
                 if status.code != 409 or not text.startswith(("Leadership Change", "Server Shutdown", "Exceeded Max")):
@@ -537,7 +547,7 @@ class Puller(Generic[M]):
         if session != self._session:
             self._session = session
             self._forget_requests()
-            self._calm()
+            self._clear_refusals()
 
     # ---- time --------------------------------------------------------------------------------------------------
 
@@ -546,7 +556,7 @@ class Puller(Generic[M]):
         return min(map(self._given_up_at, self._requests.values()), default=None)
 
     def on_time(self, now: float) -> None:
-        """Nothing arrived for a while; strike what the server must have forgotten."""
+        """Remove requests that the server must have forgotten, after a while without an arrival."""
         for token in [token for token, request in self._requests.items() if now >= self._given_up_at(request)]:
             request = self._strike(token)
             if request is not None and request.no_wait:
@@ -562,7 +572,7 @@ class Puller(Generic[M]):
     # ---- leaving -----------------------------------------------------------------------------------------------
 
     def release(self) -> list[bytes]:
-        """Give up what nobody took: the reply subjects to say nak to."""
+        """Give up the buffered messages: returns the reply subjects for their naks."""
         replies = [each.raw_reply for each in self.buffer if each.raw_reply is not None]
         self.buffer.clear()
         self._forget_requests()
@@ -597,7 +607,7 @@ class Puller(Generic[M]):
         self._requests.clear()
         self.owed = self._owed_bytes = 0
 
-    def _calm(self) -> None:
+    def _clear_refusals(self) -> None:
         self._refusals = 0
         self._ask_at = float("-inf")
         self._unavailable_since = None
@@ -609,7 +619,7 @@ class Puller(Generic[M]):
     def _remember_pin(self, messages: list[M]) -> None:
         for each in reversed(messages):
             if each.raw_headers is not None and (pin_id := each.headers.get("Nats-Pin-Id")):
-                # Messages do not say their group. One who reads for two of them gets a 423 once, and forgets the pin.
+                # Messages do not name their group. A reader of two groups gets a 423 once, and forgets the pin.
                 self._pin_ids |= dict.fromkeys(self._groups, pin_id)
                 return
 
@@ -623,6 +633,7 @@ class FetchKeywords(TypedDict, total=False):
     fill: bool
     priority: Priority | None
     acknowledges: AckableMessage | None
+    """A message that the first request also acknowledges, if a request is sent."""
 
 
 class Fetch(_Reader, Generic[M]):
@@ -634,35 +645,30 @@ class Fetch(_Reader, Generic[M]):
         count: int,
         *,
         now: float,
-        timeout_s: float,
-        max_bytes: int | None = None,
-        no_wait: bool = False,
-        fill: bool = False,
-        priority: Priority | None = None,
         max_ack_pending: int | None = None,
-        acknowledges: AckableMessage | None = None,
+        **options: Unpack[FetchKeywords],
     ) -> None:
-        """``max_ack_pending`` is the consumer's: the server sends no more than that without an acknowledgement.
-
-        The first request also acknowledges ``acknowledges``, if one is sent.
-        """
+        """``max_ack_pending`` is the consumer's: the server sends no more than this without an acknowledgement."""
         count = whole("n", count)
-        timeout_s = seconds_above_0("timeout", timeout_s)
+        timeout_s = seconds_above_0("timeout", options["timeout_s"])
+        max_bytes = options.get("max_bytes")
         _check_bytes(max_bytes)
-        self._no_wait = flag("no_wait", no_wait)
-        if flag("fill", fill) and no_wait:
+        no_wait = self._no_wait = flag("no_wait", options.get("no_wait", False))
+        fill = flag("fill", options.get("fill", False))
+        if fill and no_wait:
             raise ConfigError("no_wait=True and fill=True contradict each other: give one of them")
-        # For one message the two are the same, and a request without `no_wait` keeps its place in the server's queue.
+        # For one message the two are the same, and a request without `no_wait` keeps its position in the server's
+        # queue.
         self._takes_what_is_there = not (no_wait or fill or count == 1)
         if self._takes_what_is_there and max_ack_pending is not None:
-            # A request for more would wait for acknowledgements, with messages that its reader has not seen yet.
+            # A larger request would wait for acknowledgements of messages that its reader has not seen yet.
             count = min(count, max_ack_pending)
         self.messages: list[M] = []
         self._puller = puller
         self._count = count
         self._bytes_left = max_bytes
         self._max_bytes = max_bytes
-        self._priority = priority
+        self._priority = options.get("priority")
         self.deadline = now + (min(timeout_s, NO_WAIT_S) if no_wait else timeout_s)
         self._margin_s = min(MARGIN_S, timeout_s / 10)
         self._quarter_s = (self.deadline - now) / 4
@@ -670,7 +676,7 @@ class Fetch(_Reader, Generic[M]):
         self._probes = 0
         self._has_asked = False
         self._asked_for_less = False
-        self._acknowledges = acknowledges
+        self._acknowledges = options.get("acknowledges")
         puller.fetches.append(self)
 
     @property
@@ -678,19 +684,19 @@ class Fetch(_Reader, Generic[M]):
         return self._count - len(self.messages)
 
     def step(self, now: float, session: int | None) -> Ask | Wait | None:
-        """What to do next; None when the fetch is over. ``session`` is None while there is no connection."""
+        """The next step; None when the fetch is over. ``session`` is None while there is no connection."""
         puller = self._puller
-        self._take()
+        self._collect()
         if not self.need or (self.is_over and not puller.error):
             return None
         error = self.error or puller.error
         if error is not None:
             if self.messages:
-                return None  # these count; the error will come again, or did not matter
-            puller.error = None  # told: the next fetch may find a consumer that is there again
+                return None  # the messages count; the error will be repeated, or is over
+            puller.error = None  # raised once: the next fetch may find the consumer again
             raise error
         if now >= self.deadline:
-            # An empty list means that there is nothing. Nobody to ask is something else, and only an error can say so.
+            # An empty list means that no message is stored. A consumer without a responder must be an error instead.
             if puller.is_unavailable and not self.messages:
                 raise unavailable(puller.subject)
             return None
@@ -701,9 +707,9 @@ class Fetch(_Reader, Generic[M]):
         if self._takes_what_is_there and self.messages and not is_asking:
             if self.has_all_there_is or not self._asked_for_less or session is None:
                 return None
-            self._no_wait = True  # there may be more than the bytes allowed to ask for: only what is there already
+            self._no_wait = True  # more may be stored than the bytes allowed to request: fetch only stored messages
         if session is None:
-            return Wait(self.deadline)  # a session that begins wakes us: the subscription follows sessions
+            return Wait(self.deadline)  # the next session wakes us: the subscription follows sessions
         probe_at = self._probe_at() if is_asking else self.deadline
         if probe_at <= now:
             return self._probe(now)
@@ -711,22 +717,22 @@ class Fetch(_Reader, Generic[M]):
         if self._max_bytes is None:
             shortfall = self._within_bytes(shortfall, is_nobody_asking)
         if shortfall > 0:
-            # So near the end the answer to another request would come too late, and lie here for the next fetch.
+            # This close to the deadline the answer would be late, and stay in the buffer for the next fetch.
             if self._has_asked and now >= self.deadline - 2 * self._margin_s:
                 return Wait(self.deadline) if puller.owed or puller.is_unavailable else None
             if now < puller.may_ask_at():
                 return Wait(min(puller.may_ask_at(), self.deadline))
             if self._has_asked and self.must_empty:
-                return None  # the next message is too large for the bytes that are left: these are all
+                return None  # the next message is too large for the rest of the bytes: the fetch is complete
             return self._ask(min(shortfall, self.need), now)
         deadline = puller.next_deadline()
         return Wait(min(probe_at, self.deadline if deadline is None else deadline))
 
     def _probe_at(self) -> float:
-        """When silence says that the server has left a request open; the deadline if it never does."""
+        """When to probe a silent server that may have left a request open; the deadline if it cannot have."""
         if not (self._no_wait or (self._takes_what_is_there and self.messages)):
             return self.deadline
-        # With nothing here, even the first answer may be on its way: a round trip is more than ``SILENT_S`` in places.
+        # Without any message even the first answer may be on its way: some round trips are longer than ``SILENT_S``.
         silent_s = (SILENT_S if self.messages else self._quarter_s) * 2**self._probes
         at = max(self._puller.heard_at, self._asked_at) + silent_s
         return at if at < self.deadline - 2 * self._margin_s else self.deadline
@@ -738,32 +744,32 @@ class Fetch(_Reader, Generic[M]):
         return self._puller.ask(self, 1, now=now, expires_s=PROBE_S, max_bytes=left, priority=priority)
 
     def _wake_at(self) -> int:
-        """How many buffered messages complete a fetch; the others go back to waiting."""
+        """The number of buffered messages that completes a fetch; the other fetches then wait again."""
         puller = self._puller
         fewest = min(each.need for each in puller.fetches)
         eager = [each for each in puller.fetches if each._takes_what_is_there]
         if not all(each.messages for each in eager):
-            return 1  # it returns soon after the first, however many follow
+            return 1  # it returns soon after the first message
         if eager:
             fewest = min(fewest, max(puller.owed, 1))  # a request whose batch is complete ends without a status
         return fewest
 
     def _shortfall(self) -> tuple[int, bool]:
-        """How many messages nobody has asked for, and whether no request is out that may bring some here."""
+        """The number of messages without a request, and True if no open request may bring messages for this fetch."""
         puller = self._puller
-        if self._no_wait:  # what others asked for may take its time
+        if self._no_wait:  # requests of other fetches may wait for messages
             shortfall = 0 if puller.has_request_of(self) else self.need
             return shortfall, shortfall > 0
         is_nobody_asking = not puller.has_request_with(self._priority)
         if is_nobody_asking:
-            return self.need, True  # those left behind by other fetches may wait for what we do not
+            return self.need, True  # requests of other fetches may wait for messages of another priority
         if self._takes_what_is_there:
-            return 0, False  # while a request waits at the server, nothing is there; when it has ended, this one asks
-        # Of all fetches together: the server does not say for which request a message is.
+            return 0, False  # a request waits at the server, so nothing is stored; this fetch asks when it has ended
+        # For all fetches together: the server does not tell the request of a message.
         return sum(each.need for each in puller.fetches if not each._takes_what_is_there) - puller.owed, False
 
     def _within_bytes(self, shortfall: int, is_nobody_asking: bool) -> int:
-        """How many to ask for now; the rest when half of what is owed has come."""
+        """The number of messages to request now; the rest follows when half of the owed messages have arrived."""
         puller = self._puller
         most = puller.most_at_a_time
         if puller.owed + shortfall > most:
@@ -776,7 +782,7 @@ class Fetch(_Reader, Generic[M]):
         return shortfall
 
     def leave(self, *, is_cancelled: bool) -> None:
-        """Call it in the end. What a cancelled fetch had taken is there for the next one."""
+        """Call it at the end. Messages of a cancelled fetch are kept for the next one."""
         if self in self._puller.fetches:
             self._puller.fetches.remove(self)
         if is_cancelled:
@@ -808,7 +814,7 @@ class Fetch(_Reader, Generic[M]):
             return None
         return min(max(HEARTBEAT_S, self._puller.idle_s / 4), expires_s / 4)
 
-    def _take(self) -> None:
+    def _collect(self) -> None:
         buffer = self._puller.buffer
         if self._bytes_left is None:
             if self.need >= len(buffer):
@@ -831,10 +837,10 @@ class Fetch(_Reader, Generic[M]):
 class Flow(_Reader, Generic[M]):
     """Messages without end, within a window.
 
-    The window is in messages, and follows the reader's pace up to ``max_messages``. Messages that are large make it
-    smaller (``AHEAD_BYTES``). With ``max_bytes`` there is a window of bytes instead of that. Its invariant: what is
-    owed and what is buffered never exceed the bound together. Counting the buffer's bytes takes time, so it is done
-    only when the bound might be in the way: ``_claimed_bytes`` is never below the true figure.
+    The window is in messages, and follows the reader's pace up to ``max_messages``. Large messages make it smaller
+    (``AHEAD_BYTES``). With ``max_bytes`` there is a window of bytes instead. Its invariant: owed and buffered bytes
+    together never exceed the bound. Counting the buffer's bytes takes time, so it is done only when the bound might be
+    reached: ``_claimed_bytes`` is never below the true figure.
     """
 
     def __init__(self, puller: Puller[M], limits: PullLimits, priority: Priority | None = None) -> None:
@@ -845,16 +851,16 @@ class Flow(_Reader, Generic[M]):
         self._window = min(FIRST_WINDOW, limits.max_messages)
         self._handed_out, self._handed_out_at = 0, 0.0
         self._taken, self._busy_s, self._since = 0, 0.0, 0.0
-        """How many messages were handed out since a moment, and how long the reader worked on them."""
+        """Number of messages handed out since the time ``_since``, and the seconds the reader worked on them."""
         self.deadline: float | None = None
-        """Until when it waits for room to ask; a fetch has one, too."""
+        """The end of a wait for room to send a request; a fetch has one, too."""
         self._claimed_bytes = 0
         all_bytes = limits.max_bytes or 0
         self._largest_bytes = 0 if all_bytes >= SHARES * LARGEST_USUAL_BYTES else all_bytes
-        """Of the messages that were buffered when their bytes were last counted."""
+        """The size of the largest message in the buffer at the last count."""
 
     def step(self, now: float, session: int | None) -> Ask | Wait | int | None:
-        """What to do next; a number is how many messages to hand out from the buffer before asking again."""
+        """The next step; a number is how many buffered messages to hand out before the next call."""
         puller = self._puller
         if session is not None:
             puller.on_session(session)
@@ -863,9 +869,9 @@ class Flow(_Reader, Generic[M]):
         error = self.error or puller.error
         if error is not None:
             if buffered:
-                return buffered  # what is here was delivered: the error comes after it
+                return buffered  # these were delivered before the error
             raise error
-        # Asked for at half of the window: the server then sends the second half while the reader works on the first.
+        # Requested at half of the window: the server then sends the second half while the reader works on the first.
         window = self._within_bytes()
         half = window // 2
         ahead = puller.owed + buffered
@@ -874,16 +880,17 @@ class Flow(_Reader, Generic[M]):
         may_ask = is_low and session is not None
         if may_ask and now >= puller.may_ask_at():
             return self._ask(max(window - ahead, 1), now)
-        # Otherwise the server has just refused, or there is no session: the reader goes on with what is here meanwhile.
+        # Otherwise the server has just refused, or there is no session: the reader continues with the buffered
+        # messages.
         if not buffered:
             deadlines = (puller.next_deadline(), puller.may_ask_at() if may_ask else None)
             return Wait(min((each for each in deadlines if each is not None), default=None))
         if is_low:
-            count = 1  # asking is due, and was not possible: look again after each message
+            count = 1  # a request is due, and was not possible: try again after each message
         elif not has_bytes:
-            count = max(1, buffered // 8)  # the bytes are counted anew each time
+            count = max(1, buffered // 8)  # the bytes are counted again each time
         else:
-            count = min(buffered, ahead - half)  # up to where asking is due
+            count = min(buffered, ahead - half)  # up to the point where a request is due
         self._handed_out, self._handed_out_at = count, now
         return count
 
@@ -903,11 +910,11 @@ class Flow(_Reader, Generic[M]):
         self._taken, self._busy_s, self._since = 0, 0.0, now
 
     def _within_bytes(self) -> int:
-        """The window, as far as messages are not too large for it; where there is a bound of bytes, that sees to it."""
+        """The window, reduced for large messages; a bound of bytes does that itself."""
         return self._window if self._limits.max_bytes is not None else min(self._window, self._puller.most_at_a_time)
 
     def _has_bytes(self) -> bool:
-        """Whether there is room for half of the bytes, or for all of them if the next message needs that."""
+        """True if half of the bytes are free, or all of them if the next message needs them."""
         max_bytes = self._limits.max_bytes
         if max_bytes is None:
             return True
@@ -925,7 +932,7 @@ class Flow(_Reader, Generic[M]):
         if limits.max_bytes is not None:
             if self.must_empty:
                 self._largest_bytes = limits.max_bytes
-            # Twice the largest for each: then it is the number of messages that ends the request, not their size.
+            # Twice the largest for each: the number of messages then ends the request, not their size.
             wanted = max(limits.max_bytes // SHARES, 2 * batch * self._largest_bytes)
             max_bytes = min(wanted, limits.max_bytes - self._claimed_bytes)
             self._claimed_bytes += max_bytes
@@ -943,26 +950,26 @@ class Flow(_Reader, Generic[M]):
         )
 
     def _times(self) -> tuple[float, float | None]:
-        """How long a request waits at the server, and how often the server says meanwhile that it is there."""
+        """How long a request waits at the server, and the interval of its heartbeats."""
         expires_s, idle_s = self._limits.expires_s, self._puller.idle_s
         return (expires_s, self._heartbeat_s) if idle_s <= expires_s else (idle_s, idle_s / 4)
 
 
 def unacknowledged_at_most(config: ConsumerConfig) -> int | None:
-    """How many messages the server sends without an acknowledgement; None where it does not count them."""
+    """The most messages that the server sends without an acknowledgement; None if it has no limit."""
     limit = config.max_ack_pending
     return limit if limit is not None and limit > 0 and config.ack_policy != "none" else None
 
 
 def size_bytes(message: AckableMessage) -> int:
-    """What it counts for in a request's ``max_bytes``."""
+    """The message's size as counted by a request's ``max_bytes``."""
     subject = message.subject
     subject_bytes = len(subject) if subject.isascii() else len(subject.encode(errors="surrogateescape"))
     return subject_bytes + len(message.raw_reply or b"") + message.size_bytes
 
 
 def _size_of_all(messages: list[M]) -> int:
-    """The same for many, in half the time."""
+    """The sizes of many messages together, in half the time."""
     subjects = "".join([each.subject for each in messages])
     subject_bytes = len(subjects) if subjects.isascii() else len(subjects.encode(errors="surrogateescape"))
     reply_bytes = len(b"".join([each.raw_reply or b"" for each in messages]))

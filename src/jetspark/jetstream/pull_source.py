@@ -1,6 +1,6 @@
-"""Where pulled messages arrive, but for the waiting: a puller, its subscription, and what becomes of both.
+"""The part of a pull source that does not wait: a puller, its subscription, and how both end.
 
-What to ask for and when is decided in :mod:`jetspark.jetstream.pull`; waiting is each driver's own, in ``source.py``.
+:mod:`jetspark.jetstream.pull` decides on the requests; the waiting is in each driver's ``source.py``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["LEAVING_S", "QUIET_S", "SourceBase", "SourceReaderBase"]
 
 J = TypeVar("J", bound=AckableMessage)
 
-# Leaving: after this many seconds of silence nothing is under way; and the longest that is waited for that.
+# Leaving: after this many seconds of silence no message is on its way; and the longest wait for that silence.
 QUIET_S = 0.01
 LEAVING_S = 1.0
 
@@ -40,7 +40,7 @@ class SourceBase(Generic[J]):
         reader_class: type[SourceReaderBase[J]],
         message_class: type[J],
     ) -> None:
-        """``prefix`` is that of the API; ``arrivals`` are those who wait, and the classes the driver's own."""
+        """``prefix`` is the API's; ``arrivals`` has the callers that wait; the classes are the driver's own."""
         self._link: DriverLink = link
         self._connection, self._now = link.connection, link.now
         self._arrivals = arrivals
@@ -53,7 +53,7 @@ class SourceBase(Generic[J]):
             self.puller = make_puller(inbox, subject)
             self.puller.idle_s = link.idle_s
             reader = reader_class(link, self)
-            # Bounded by what is asked for; a bound that drops would lose messages until their ack_wait is over.
+            # Bounded by the requests; a bound that drops messages would lose them until their ack_wait is over.
             self.state = reader.state = link.connection.subscribe(
                 f"{inbox}.*",
                 is_unbounded=True,
@@ -69,19 +69,19 @@ class SourceBase(Generic[J]):
         return connection.sessions if connection.is_connected else None
 
     def on_arrival(self) -> None:
-        """Have the puller take what has arrived; takes the lock."""
+        """Give arrived messages to the puller; takes the lock."""
         with self._link.lock, self._link.doubt:
             if self.puller.on_replies(self.state, self._now()):
                 self._arrivals.notify_all()
 
     def leave(self) -> None:
-        """Unsubscribe, with nothing to give back: what is on its way is not wanted."""
+        """Unsubscribe without returning messages: messages on their way are not wanted."""
         self._is_closed = True
         if not self._connection.is_closed:
             unsubscribe(self._link, self.state)
 
     def _leave_at_once(self) -> None:
-        """Cancelled while leaving: wait for nothing. What is still on its way comes again after its ack_wait."""
+        """Leave without waiting, after a cancellation. Messages on their way are redelivered after their ack_wait."""
         if self._connection.is_closed:
             return
         unsubscribe(self._link, self.state)
@@ -91,13 +91,13 @@ class SourceBase(Generic[J]):
                 for reply in replies:
                     self._connection.publish_raw(reply, NAK)
             except BufferFull:
-                pass  # then these come again after their ack_wait, too
+                pass  # these are redelivered after their ack_wait too
             self._link.flush_soon()
 
 
 class SourceReaderBase(ABC, Generic[J]):
-    """The reader of a source's subscription. The connection keeps it, and it must not keep the source: a source that
-    nobody uses any more has to go, and its subscription with it."""
+    """The reader of a source's subscription. The connection refers to it, and it refers to its source only weakly: an
+    abandoned source can then be collected, and its subscription ends."""
 
     state: SubscriptionState | None = None
 
@@ -123,11 +123,11 @@ class SourceReaderBase(ABC, Generic[J]):
 
     @abstractmethod
     def read_up(self, deadline: float) -> Any:
-        """Whether all is read, as a drain asks: each driver's own, because one of them awaits it."""
+        """Read everything for a drain; each driver has its own, because asyncio's is awaited."""
 
 
 def _sweep(link: DriverLink) -> None:
-    """End the subscriptions of sources that are gone; a garbage collector tells nobody at a time that would suit."""
+    """End the subscriptions of collected sources. A finaliser cannot: it may run at any moment, in any thread."""
     for state in link.connection.subscriptions.all:
         if isinstance(state.reader, SourceReaderBase) and state.reader.is_abandoned:
             link.connection.unsubscribe(state)

@@ -49,7 +49,7 @@ def ns_to_seconds(value_ns: int) -> float:
 
 
 def parse_time(text: str) -> datetime.datetime | None:
-    """A moment in UTC; None for Go's zero time. Python keeps microseconds, so the last three digits go."""
+    """A moment in UTC; None for Go's zero time. Python keeps microseconds, so the last three digits are dropped."""
     if text == _ZERO_TIME:
         return None
     match = _TIME.fullmatch(text)
@@ -64,10 +64,10 @@ def parse_time(text: str) -> datetime.datetime | None:
 
 
 def number_in(text: str) -> int:
-    """A count or a sequence, as headers have it.
+    """A count or a sequence in a header.
 
     Raises:
-        ProtocolError: It is none.
+        ProtocolError: The text is not a number.
     """
     if not text.isascii() or not text.isdigit() or len(text) > 20:
         raise ProtocolError(f"not a number: {text[:40]!r}")
@@ -75,7 +75,7 @@ def number_in(text: str) -> int:
 
 
 def time_text(moment: datetime.datetime) -> str:
-    """For the server. A moment without a zone is taken for UTC, never for the machine's local time."""
+    """A moment in the server's format. A moment without a zone is taken as UTC, never as the machine's local time."""
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=datetime.UTC)
     return moment.astimezone(datetime.UTC).isoformat().replace("+00:00", "Z")
@@ -87,7 +87,7 @@ def time_from_ns(value_ns: int) -> datetime.datetime:
 
 
 def encode(value: Any) -> dict[str, Any]:
-    """A dataclass as the server's JSON object; what is None is left out."""
+    """A dataclass as the server's JSON object; fields that are None are left out."""
     result: dict[str, Any] = dict(getattr(value, "extra", {}))
     for entry in _fields(type(value)):
         content = getattr(value, entry.name)
@@ -113,7 +113,7 @@ def _encode_value(value: Any, unit: str) -> Any:
 
 
 def decode(kind: type[T], fields: collections.abc.Mapping[str, Any]) -> T:
-    """The dataclass for a JSON object; keys it does not know go to its ``extra``, if it has one."""
+    """The dataclass for a JSON object; unknown keys go to its ``extra``, if it has one."""
     try:
         known: dict[str, Any] = {}
         rest = dict(fields)
@@ -133,10 +133,10 @@ def decode(kind: type[T], fields: collections.abc.Mapping[str, Any]) -> T:
 
 
 def _unjudged(kind: type[T], known: dict[str, Any]) -> T:
-    """A configuration as the server has it.
+    """A configuration from the server, without a check of its values.
 
-    What we would refuse to send may be there all the same: a word of a newer server, a value another client got past an
-    older one. Such a stream can be looked at, listed, and updated in everything else.
+    It may have values that we would refuse to send: a word of a newer server, or a value that an older one accepted.
+    Such a stream can be read, listed, and updated in all other fields.
     """
     config = object.__new__(kind)
     for entry in dataclasses.fields(typing.cast(Any, kind)):
@@ -214,7 +214,7 @@ def _nested(hint: Any) -> tuple[type | None, bool]:
     return (hint, False) if isinstance(hint, type) and dataclasses.is_dataclass(hint) else (None, False)
 
 
-# Words that are younger than the field they stand in.
+# Words that are newer than their field.
 _WORD_LEVELS = {("ack_policy", "flow_control"): 4, ("priority_policy", "prioritized"): 2}
 
 
@@ -238,11 +238,11 @@ def required_level(value: Any) -> tuple[int, str]:
 
 
 def read_reply(data: bytes, stream: str = "", consumer: str = "") -> dict[str, Any]:
-    """The JSON object of a reply; the names are of those it is about.
+    """The JSON object of a reply; ``stream`` and ``consumer`` name the objects of the request.
 
     Raises:
         ServerError: The reply is an error; the class says which.
-        ProtocolError: It is not what a JetStream server sends.
+        ProtocolError: The reply is not one of a JetStream server.
     """
     reply = read_object(data)
     error = error_of(reply, stream, consumer)
@@ -255,7 +255,7 @@ def read_object(data: bytes) -> dict[str, Any]:
     """The JSON object of a reply, error or not.
 
     Raises:
-        ProtocolError: It is none.
+        ProtocolError: The data are not a JSON object.
     """
     try:
         reply = json.loads(data)
@@ -267,10 +267,10 @@ def read_object(data: bytes) -> dict[str, Any]:
 
 
 def error_of(reply: collections.abc.Mapping[str, Any], stream: str = "", consumer: str = "") -> ServerError | None:
-    """The error a reply is, if it is one; a refused publish tells the stream by itself.
+    """The error in a reply, if any; a refused publish names its stream itself.
 
     Raises:
-        ProtocolError: It is one nobody can read.
+        ProtocolError: The error is malformed.
     """
     error = reply.get("error")
     if error is None:

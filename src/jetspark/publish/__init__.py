@@ -1,1 +1,2 @@
-"""Publishers as state machines: what is outstanding, what an answer means, what a lost session leaves in doubt."""
+"""Publishers as state machines: outstanding messages, the meaning of answers, and messages in doubt after a lost
+session."""

@@ -8,22 +8,22 @@ States (``outcome``), and who moves them::
      │                   └───────the message was not accepted──> open
      └──discard(), a refusal, an acknowledgement that did not come──────> not stored
 
-The server stages what it gets under the batch's id, in order, and stores nothing before the commit; then it checks
-every expectation against the stream as it is, and stores all or none. So up to the commit the worst that can happen
-is that nothing is stored, whatever gets lost on the way: a batch with a hole is refused. Only between handing the
-commit over and its answer nobody knows, hence ``unknown`` from the first to the second.
+The server stages messages under the batch's id, in order, and stores nothing before the commit; then it checks every
+expectation against the present stream, and stores all or none. So before the commit nothing can be stored, whatever is
+lost on the way: a batch with a hole is refused. Only between the handover of the commit and its answer the outcome is
+unknown, hence the state ``unknown``.
 
-Messages go out without waiting, but for the first (and every n-th, if asked for): its answer of zero bytes says that
-the stream takes batches and has a place for this one. It also means that no copy of the first message is still on its
-way, and with that, that a commit which comes late comes too late: see :mod:`jetspark.publish.atomic_resolve`.
+Messages go out without waiting, except the first (and every n-th, if requested): its empty answer confirms that the
+stream accepts batches and has room for this one. It also means that no copy of the first message is still on its way,
+and with that, that a late commit is refused: see :mod:`jetspark.publish.atomic_resolve`.
 
-Servers before 2.14 know no end-of-batch message: there the last message has to say that it is the last. So each is held
-back until the next one is added, and the commit sends the one that is left. All of that happens in :meth:`ask`, so
-``wants_ack`` is always true then, and ``pack`` takes nothing.
+Servers before 2.14 have no end-of-batch message: the last message has to carry the commit. So each message is held back
+until the next one is added, and the commit sends the remaining one. All of that happens in :meth:`ask`, so
+``wants_ack`` is always true then, and ``pack`` takes no messages.
 
-Invariants: ``sequence`` counts the messages handed to the connection, and only those, so whatever raises before that
-leaves the batch as it was. A sequence is handed over once, except after the server said that it took no notice of it.
-A commit is handed over at most once. The message that makes the server forget a batch can never be stored.
+Invariants: ``sequence`` counts exactly the messages handed to the connection, so an error before the handover leaves
+the batch as it was. A sequence is handed over once, except after the server reported that it ignored it. A commit is
+handed over at most once. The message that makes the server drop a batch can never be stored.
 """
 
 from __future__ import annotations
@@ -68,12 +68,12 @@ __all__ = ["AtomicBatchBase", "AtomicMachine", "Outcome", "Pack"]
 
 Outcome: TypeAlias = Literal["open", "stored", "not stored", "unknown"]
 
-# Between two attempts to open a batch while as many are open as the server allows; doubled each time, jittered.
-# A batch on disk takes the server 4 to 6 ms, so a place is free soon or for long not.
+# Pauses before another attempt to open a batch while the server has its maximum of open batches; doubled each time,
+# jittered. The server needs 4 to 6 ms for a batch on disk, so there is room soon or not for long.
 RETRY = Backoff(first_s=0.01, max_s=0.5)
 
-# Headers and payloads that go into one pack: a write costs little per message, and the server has something to do while
-# the next is packed.
+# Size of headers and payloads in one pack: large enough that a write costs little per message, small enough that the
+# server starts on it while the next is packed.
 PACK_BYTES = 64 << 10
 
 
@@ -84,15 +84,15 @@ class Pack:
 
     def __init__(self, after: int) -> None:
         self.after = after
-        """The sequence before the first of them."""
+        """The sequence before its first message."""
         self.frames: list[bytes] = []
         self.subjects: dict[str, bytes] = {}
-        """Those the batch had not written before."""
+        """Its subjects that are new in the batch, and their encoded form."""
         self.last_subject = ""
         self.is_last = False
-        """There are no more."""
+        """True if the iterator has ended."""
         self.error: Exception | None = None
-        """What is wrong with the message after them; it is not in the batch."""
+        """The error of the message behind these; that message is not in the batch."""
 
 
 class AtomicMachine:
@@ -109,7 +109,7 @@ class AtomicMachine:
         timeout_s: float,
         jitter: Callable[[], float],
     ) -> None:
-        """``timeout_s`` bounds waiting for a place at the server; ``jitter`` gives random numbers in [0, 1)."""
+        """``timeout_s`` bounds the wait for room at the server; ``jitter`` gives random numbers in [0, 1)."""
         flag("ack_first", ack_first)
         if ack_every is not None:
             whole("ack_every", ack_every, instead="or None")
@@ -118,30 +118,30 @@ class AtomicMachine:
         self.outcome: Outcome = "open"
         self.ack: PubAck | None = None
         self.sequence = 0
-        """Messages handed to the connection; the end-of-batch message is none."""
+        """Number of messages handed to the connection, without the end-of-batch message."""
         self._holds_back = api.known().lacks(END_OF_BATCH.level)
         self._held: tuple[str, bytes, Headers] | None = None
         self._is_ack_due = ack_first
         self.wants_ack = ack_first or self._holds_back
-        """Whether the next message may have to wait: :meth:`ask` instead of :meth:`add`."""
+        """True if the next message may have to wait: use :meth:`ask` instead of :meth:`add`."""
         self._connection, self._api = connection, api
         self._ack_every = ack_every
         self._timeout_s, self._jitter = timeout_s, jitter
-        # One template from address to payload, because two take twice the time. There is no % in an id.
+        # One template from address to payload, because two take twice the time. An id contains no %.
         prefix = b"NATS/1.0\r\nNats-Batch-Id: " + batch_id.encode() + b"\r\nNats-Batch-Sequence: "
         self._plain_frame = b"HPUB %b %d %d\r\n" + prefix + b"%d\r\n\r\n%b\r\n"
         self._prefix_bytes = len(prefix) + 4
         self._subjects: dict[str, bytes] = {}
-        """Those written, in order, and how they stand in a frame."""
+        """The subjects written so far, in order, and their encoded form."""
         self._last_subject = ""
         self._msg_ids: set[str] = set()
         self._has_ttl = False
         self._session = 0
-        """The connection's, when the first message was handed over."""
+        """The connection's session at the handover of the first message."""
         self._denials_before = 0
-        """How many publishes of the connection were denied before the first message."""
+        """The connection's number of denied publishes before the first message."""
         self._raises_denials = True
-        """Until the batch is over."""
+        """True until the batch is over."""
         self._first_has_arrived = False
         self._is_waiting = False
         self._may_be_staged = False
@@ -149,13 +149,13 @@ class AtomicMachine:
 
     @property
     def added(self) -> int:
-        """Messages in the batch, the one that is held back included."""
+        """Number of messages in the batch, including a message that is held back."""
         return self.sequence + (self._held is not None)
 
     # ---- messages ----------------------------------------------------------------------------------------------
 
     def add(self, subject: str, data: bytes, headers: HeadersLike | None = None) -> None:
-        """Hand over a message and wait for nothing. ``headers`` are what ``publish_headers`` made.
+        """Hand over a message without waiting. ``headers`` come from ``publish_headers``.
 
         Raises:
             ConfigError: The message cannot be part of this batch.
@@ -183,12 +183,12 @@ class AtomicMachine:
             data = connection.payload(data, len(block))
             frame = frames.HPUB % (address, len(block), len(block) + len(data), block, data)
         connection.publish_frames([frame])
-        self._note(subject, headers)
+        self._count_sent(subject, headers)
 
     def pack(self, messages: Iterator[tuple[str, bytes]]) -> Pack:
-        """Take as many messages without options as make a good write, up to the next that wants an acknowledgement.
+        """Encode messages without options for one write, up to the next that needs an acknowledgement.
 
-        They count once :meth:`send` has handed them over. It takes half the time of :meth:`add` for each.
+        They count when :meth:`send` has handed them over. It takes half the time of :meth:`add` for each.
         """
         if self.outcome != "open" or self._is_waiting:
             raise self._misuse()
@@ -205,7 +205,7 @@ class AtomicMachine:
         try:
             while number != last and size_bytes < PACK_BYTES:
                 message = next(messages)
-                try:  # costs nothing as long as nothing is raised
+                try:  # free unless it raises
                     subject, data = message
                     address = known.get(subject) or subjects.get(subject)
                 except (TypeError, ValueError):
@@ -222,12 +222,12 @@ class AtomicMachine:
                 pack.last_subject = subject
         except StopIteration:
             pack.is_last = True
-        except Exception as error:  # of the message or of the iterator; those before it are good
+        except Exception as error:  # from the message or the iterator; the messages before it are good
             pack.error = error
         return pack
 
     def send(self, pack: Pack) -> None:
-        """Hand over what was packed, all or nothing.
+        """Hand over a pack, completely or not at all.
 
         Raises:
             BufferFull: Not accepted; try again when there is room.
@@ -259,10 +259,10 @@ class AtomicMachine:
             self._headers(subject, headers, self.sequence + 1),
             may_be_leaderless=not self.sequence,
         )
-        yield from self._ask(request, lambda: self._note(subject, headers))
+        yield from self._ask(request, lambda: self._count_sent(subject, headers))
 
-    def _ask(self, request: Request, note: Callable[[], None]) -> Operation[None]:
-        """``note`` counts the message as one that was handed over."""
+    def _ask(self, request: Request, count_sent: Callable[[], None]) -> Operation[None]:
+        """Send a message and read its answer; ``count_sent`` counts it as handed over."""
         is_first = not self.sequence
         self._is_waiting = True
         try:
@@ -270,8 +270,8 @@ class AtomicMachine:
         except (ConfigError, BufferFull):
             raise  # not accepted
         except BaseException as error:
-            # No commit was sent and none will be: whatever became of this message, nothing will be stored.
-            note()
+            # No commit was sent and none will be: nothing can be stored, whether this message arrived or not.
+            count_sent()
             self._end("not stored", error, is_first=is_first)
             if isinstance(error, Exception):
                 yield from self._drop()
@@ -279,15 +279,15 @@ class AtomicMachine:
             raise
         finally:
             self._is_waiting = False
-        note()
+        count_sent()
         if reply.data:
-            # A server that does not know batches stored the message as one like any other.
+            # A server without batch support stored it as a plain message.
             self._end("unknown", reason := "the stream stored a message at once, as if it were not part of a batch")
             raise BatchInDoubt(self.id, reason)
         self._first_has_arrived = True
 
     def _learn_level(self) -> Operation[None]:
-        """Whether the server knows an end-of-batch message, should that have to be asked for."""
+        """Find out whether the server supports an end-of-batch message, by a request if necessary."""
         self._is_waiting = True
         try:
             facts = yield from self._api.facts()
@@ -296,7 +296,7 @@ class AtomicMachine:
         self._holds_back = self._holds_back or facts.lacks(END_OF_BATCH.level)  # ``wants_ack`` is true already
 
     def _hold(self, subject: str, data: bytes, headers: HeadersLike | None) -> Operation[None]:
-        """Keep a message, which may be the last, and hand over the one before it."""
+        """Hold a message back, since it may be the last, and hand over the one before it."""
         fields = self._headers(subject, headers, self.added + 1)
         self._vet(subject, data, fields)
         yield from self._hand_over()
@@ -305,12 +305,12 @@ class AtomicMachine:
         self._remember(subject, headers)
 
     def _vet(self, subject: str, data: bytes, fields: Headers) -> None:
-        """What a connection would refuse is refused now, and not when it is too late to leave it out."""
+        """Raise now for a message that the connection would refuse later, when it could not be left out any more."""
         self._connection.address(subject)
         self._connection.payload(data, len(encode(fields)) + len("Nats-Batch-Commit: 1\r\n"))
 
     def _hand_over(self) -> Operation[None]:
-        """The message that is held back, if there is one."""
+        """Hand over the message that is held back, if any."""
         if self._held is None:
             return
         subject, data, fields = self._held
@@ -334,7 +334,7 @@ class AtomicMachine:
     def commit(
         self, subject: str | None = None, data: bytes = b"", headers: HeadersLike | None = None
     ) -> Operation[PubAck]:
-        """Store everything: with ``subject``, this last message too; without, what was added."""
+        """Store the batch; with ``subject`` including this last message, without it as it is."""
         if self.outcome != "open" or self._is_waiting:
             raise self._misuse()
         if subject is not None:
@@ -358,10 +358,10 @@ class AtomicMachine:
             reply = yield from self._persist(request, is_first=is_first)
             ack = read_pub_ack(reply)
         except (ConfigError, BufferFull):
-            self.outcome, self._reason = "open", ""  # not accepted
+            self.outcome, self._reason = "open", ""  # the connection did not accept it
             raise
         except BaseException as error:
-            self._note_committed(subject, headers)
+            self._count_commit(subject, headers)
             if _is_refusal(error):
                 self._end("not stored", error, is_first=is_first)
                 yield from self._drop()
@@ -373,9 +373,9 @@ class AtomicMachine:
         finally:
             self._is_waiting = False
             self._raises_denials = self.outcome == "open"
-        self._note_committed(subject, headers)
+        self._count_commit(subject, headers)
         if ack.batch != self.id or ack.batch_size != self.sequence:
-            self._end("unknown", "its acknowledgement was for something else")
+            self._end("unknown", "its acknowledgement was for another batch")
             raise BatchInDoubt(
                 self.id, f"{self.sequence} messages were acknowledged as {ack.batch_size} of batch {ack.batch!r}"
             )
@@ -384,7 +384,7 @@ class AtomicMachine:
         return ack
 
     def _last_request(self) -> Request:
-        """The commit of what was added: the message that is held back, or one that only says so."""
+        """The commit of the added messages: the message that is held back, or an end-of-batch message."""
         if not self.added:
             raise UsageError(f"batch {self.id!r} has no messages: there is nothing to commit")
         if self._held is not None:
@@ -396,22 +396,22 @@ class AtomicMachine:
         fields = self._headers(self._last_subject, None, self.sequence + 1, commit="eob")
         return Request(self._last_subject, b"", fields)
 
-    def _note_committed(self, subject: str | None, headers: HeadersLike | None) -> None:
-        """The commit was handed over, and with it the last message, if it is one."""
+    def _count_commit(self, subject: str | None, headers: HeadersLike | None) -> None:
+        """Count the commit as handed over, and the last message with it."""
         if subject is not None:
-            self._note(subject, headers)
+            self._count_sent(subject, headers)
         elif self._held is not None:
             self._count_held()
 
     def give_up(self, timeout_s: float) -> RequestTimeout:
-        """The time for handing over a message is over. No commit was sent and none will be: nothing will be stored."""
+        """End the batch after a timeout of a handover. No commit was sent and none will be: nothing will be stored."""
         error = RequestTimeout(f"a message of batch {self.id!r}", timeout_s, was_sent=False)
         if self.outcome == "open" and not self._is_waiting:
             self._end("not stored", error)
         return error
 
     def discard(self) -> Operation[None]:
-        """Store nothing, and make the server forget what it has."""
+        """Store nothing, and make the server drop the staged messages."""
         if self._is_waiting or self.outcome in ("stored", "unknown"):
             raise self._misuse()
         if self.outcome == "open":
@@ -419,7 +419,7 @@ class AtomicMachine:
         yield from self._drop()
 
     def leave(self, *, failed: bool) -> Operation[None]:
-        """The block is over: commit what is open, or, if the block failed, see to it that nothing is stored."""
+        """End the block: commit an open batch, or, if the block failed, make sure that nothing is stored."""
         if self.outcome == "open" and not failed and self.added:
             try:
                 yield from self.commit()
@@ -434,10 +434,10 @@ class AtomicMachine:
             yield from self._drop()
 
     def resolve(self, age_s: float) -> Operation[Outcome]:
-        """Find out what became of a commit that was not answered; ``age_s`` is how long ago the batch was made.
+        """Find out whether a commit without an answer was stored; ``age_s`` is the time since the batch was created.
 
         Raises:
-            BatchInDoubt: It cannot be known, or not now.
+            BatchInDoubt: It cannot be determined, or not now.
         """
         if self.outcome == "open" or self._is_waiting:
             raise self._misuse()
@@ -469,7 +469,7 @@ class AtomicMachine:
     # ---- small steps -------------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
-        # A server that does not know batches would store each message at once.
+        # A server without batch support would store each message at once.
         ATOMIC_BATCH.check(self._api.known())
         self._session = self._connection.sessions
         denials = self._connection.denials
@@ -477,27 +477,27 @@ class AtomicMachine:
         denials.watch(self)
 
     def publishes_to(self, subject: str) -> bool:
-        """Whether the batch has a message to this subject and raises its denial."""
+        """True if the batch has a message to this subject and raises its denial."""
         return self._raises_denials and self._has_written_to(subject)
 
     def _has_written_to(self, subject: str) -> bool:
         return subject in self._subjects or subject == self._last_subject
 
     def _check_denials(self) -> None:
-        """Whether the server takes the messages sent so far.
+        """Check that no message of the batch was denied.
 
         Raises:
-            PermissionDenied: It has denied one of them. No commit was sent, so nothing is stored.
+            PermissionDenied: A message was denied. No commit was sent, so nothing is stored.
         """
         denied = self._connection.denials.since(self._denials_before, self._has_written_to)
         if denied is not None:
-            # Its own messages may still be on their way: the denial can be of a message of before.
+            # Its own messages may still be on their way: the denial can concern a message published before.
             self._connection.leave_denials(self, self._denials_before)
             self._end("not stored", denied)
             raise denied
 
     def _explain(self, error: BaseException) -> None:
-        """A batch is incomplete without a message that was denied: then that is what the caller is told.
+        """Raise the denial instead, if a denied message is the reason why the batch is incomplete.
 
         Raises:
             PermissionDenied: With the subject of the message.
@@ -512,7 +512,7 @@ class AtomicMachine:
         return self._prefix_bytes + len(str(number))
 
     def _headers(self, subject: str, own: HeadersLike | None, number: int, commit: str | None = None) -> Headers:
-        """The message's own headers, checked against what was added before, and the batch's."""
+        """The message's own headers, checked against the batch so far, and the batch's headers."""
         headers = Headers(own)
         if own is not None:
             self._check(subject, headers)
@@ -523,7 +523,7 @@ class AtomicMachine:
         return headers
 
     def _check(self, subject: str, headers: Headers) -> None:
-        """The server would refuse these too, but only at the commit, and the whole batch."""
+        """Refuse headers for which the server would refuse the whole batch at the commit."""
         for name in headers:
             if name.lower().startswith("nats-batch-"):
                 raise ConfigError(f"header {name}: the batch sets it; choose another name")
@@ -552,14 +552,14 @@ class AtomicMachine:
             return None
         return next((subject for subject in self._subjects if matches(expected, subject)), None)
 
-    def _note(self, subject: str, headers: HeadersLike | None) -> None:
-        """The message was handed over."""
-        self._last_subject = subject  # first: who is interrupted below has to discard the batch, on this subject
+    def _count_sent(self, subject: str, headers: HeadersLike | None) -> None:
+        """Count a message that was handed over."""
+        self._last_subject = subject  # first: after an interrupt below, the batch is discarded through this subject
         self._count(1)
         self._remember(subject, headers)
 
     def _remember(self, subject: str, headers: HeadersLike | None) -> None:
-        """What later messages are checked against."""
+        """Store the facts that later messages are checked against."""
         if subject not in self._subjects:
             self._subjects[subject] = subject.encode()
         if headers is not None:
@@ -569,16 +569,17 @@ class AtomicMachine:
                 self._msg_ids.add(msg_id)
 
     def _count(self, messages: int) -> None:
-        self._may_be_staged = True  # first: a message that counts is one that the server can be made to forget
+        self._may_be_staged = True  # first: the server can be made to drop every counted message
         self.sequence += messages
         self._is_ack_due = self._ack_every is not None and (self.sequence + 1) % self._ack_every == 0
         self.wants_ack = self._is_ack_due or self._holds_back
 
     def _persist(self, request: Request, *, is_first: bool) -> Operation[CoreMessage]:
-        """The answer; while there is no place for a new batch, which leaves no trace at the server, asked for again.
+        """The answer to a request. While the server has no room for a new batch, the request is repeated: it left no
+        trace.
 
         Raises:
-            ServerError: That is the answer.
+            ServerError: The server refused the request.
         """
         waited_s, failures = 0.0, 0
         while True:
@@ -594,14 +595,14 @@ class AtomicMachine:
             waited_s += pause_s
 
     def _drop(self) -> Operation[None]:
-        """Make the server forget the batch, so that others may have its place; nobody waits for the answer."""
+        """Make the server drop the batch, so that it has room for others; the answer is not waited for."""
         if not self._may_be_staged:
             return
         self._may_be_staged = False
         headers = {
             "Nats-Batch-Id": self.id,
             "Nats-Batch-Sequence": str(self.sequence),
-            # Neither 1 nor eob: nats-server 2.15 answers 10200, drops what it has and raises no advisory.
+            # Neither 1 nor eob: nats-server 2.15 answers 10200, drops the batch and raises no advisory.
             "Nats-Batch-Commit": "discard",
             **IMPOSSIBLE,
         }
@@ -609,11 +610,11 @@ class AtomicMachine:
         subjects = self._subjects or (self._last_subject,)
         subject = next((each for each in subjects if denials.since(before, each.__eq__) is None), None)
         if subject is None:
-            return  # each of its messages was denied, and one more would be
+            return  # each of its messages was denied, and another one would be
         try:
             yield Request(subject, b"", headers, is_silent=True)
         except JetSparkError:
-            pass  # then the server forgets it by itself, after some idle seconds; the caller has other worries
+            pass  # then the server drops it by itself, after some idle seconds
 
     def _end(self, outcome: Outcome, reason: BaseException | str, *, is_first: bool = False) -> None:
         self.outcome, self._raises_denials = outcome, False
@@ -621,7 +622,8 @@ class AtomicMachine:
             self._reason = reason
             return
         self._reason = str(reason) or type(reason).__name__
-        # A refusal drops the batch, but for a message larger than the stream takes: that leaves a batch with a hole.
+        # A refusal drops the batch, except for a message larger than the stream accepts: that leaves a batch with a
+        # hole.
         is_dropped = isinstance(reason, ServerError) and reason.err_code != Code.MESSAGE_TOO_LARGE
         if is_dropped or (is_first and _is_refusal(reason)):
             self._may_be_staged = False
@@ -639,15 +641,15 @@ class AtomicMachine:
 
 
 def _is_refusal(error: BaseException) -> bool:
-    """Whether this says that the commit was not carried out; anything else leaves that open."""
-    # With 503 nobody was there to receive it. A subscription that is refused, however, concerns the answer only.
+    """True if the commit was certainly not carried out; after any other error it may have been."""
+    # With 503 no server received it. A refused subscription, however, concerns only the answer.
     return isinstance(error, ServerError | JetStreamUnavailable) or (
         isinstance(error, PermissionDenied) and error.operation == "publish"
     )
 
 
 class AtomicBatchBase:
-    """What both drivers' batches have in common: the facts."""
+    """The facts of both drivers' batches."""
 
     _machine: AtomicMachine
 
@@ -663,10 +665,10 @@ class AtomicBatchBase:
 
     @property
     def ack(self) -> PubAck:
-        """Of the whole batch, once it is stored: ``sequence`` is the last message's, ``batch_size`` their number.
+        """The acknowledgement of a stored batch: ``sequence`` is the last message's, ``batch_size`` their number.
 
         Raises:
-            UsageError: It is not stored, or nobody knows; ``outcome`` says which.
+            UsageError: It is not stored, or that is unknown; ``outcome`` says which.
         """
         if self._machine.ack is None:
             raise UsageError(f"the batch has no acknowledgement: its outcome is {self._machine.outcome!r}")

@@ -1,25 +1,25 @@
-"""Was it stored? How to find out about an atomic batch whose commit was not answered.
+"""Resolving the outcome of an atomic batch whose commit was not answered.
 
-The answer has three steps, and each makes the next one mean something.
+The procedure has three steps, and each is the precondition of the next.
 
 1. *Fence.* A message that claims to be the whole batch, under the same id, with an expectation that cannot come true.
-   If the server still had the batch (10176), the commit had not arrived; now the batch is gone, and a commit that
-   comes late belongs to nothing and is refused. Otherwise (10071) the answer tells the stream's name and its last
-   sequence, proposals that are still being replicated included. Nothing can be stored by it; like every message of a
-   batch it is seen by plain subscribers of the subject.
-2. *Settle.* The leader must have applied everything up to that sequence, and must be the leader: it has heard from a
-   majority of the replicas since the fence. Otherwise a commit could be seen nowhere and still be carried out. And it
-   must be the one that answered the fence, which does not say who it is: an old leader that is cut off answers, too,
-   and knows nothing of what the new one took. So the fence is asked between two looks at who leads.
+   If the server still had the batch (10176), the commit had not arrived; now the batch is gone, and a late commit
+   finds no batch and is refused. Otherwise (10071) the answer has the stream's name and its last sequence, including
+   proposals that are still being replicated. The fence itself can never be stored; like every message of a batch it is
+   received by plain subscribers of the subject.
+2. *Wait.* The leader must have applied everything up to that sequence, and must still be the leader: it has heard
+   from a majority of the replicas since the fence. Otherwise a commit could be invisible and still be carried out. And
+   it must be the server that answered the fence, whose answer does not name it: an old leader that is cut off answers,
+   too, without the messages of the new one. So the leader is read before and after the fence.
 3. *Look*, through the leader, for a message with the batch's id. Every stored message carries it, so one is enough.
-   That there is none counts only if the same one still leads afterwards: else another may have been read.
-   Where the last message of a subject is older than the batch, the batch is not there; where others have written since,
-   what they wrote is read from that moment on. Moments are the server's: its present time less the batch's age, less
-   a margin for clocks that differ.
+   Its absence counts only if the same server still leads afterwards: otherwise another server may have been read. If
+   the last message of a subject is older than the batch, the batch is not there; if it is newer, the messages since the
+   batch began are read. Times are the server's: its present time less the batch's age, less a margin for clocks that
+   differ.
 
-What stays unknown: what the stream no longer has. If every subject of the batch was overwritten in a stream that keeps
-no more than that, if messages were consumed from a work queue, expired or purged, absence proves nothing. And a batch
-whose first message was never acknowledged and whose session is lost may still be on its way, as a whole.
+Limits: absence proves nothing if the stream may have removed the messages. That is so if every subject of the batch was
+overwritten in a stream that keeps no more, or if messages were consumed from a work queue, expired or purged. And a
+batch whose first message was never acknowledged and whose session is lost may still be on its way, as a whole.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ __all__ = ["IMPOSSIBLE", "Doubt", "find"]
 # Larger than the last sequence of any stream, so that no stream meets the expectation.
 IMPOSSIBLE = {"Nats-Expected-Last-Sequence": str(2**63 - 1)}
 
-# Replicas whose clocks differ by more, and a leader that changed, could hide a batch behind messages others wrote.
+# Replicas whose clocks differ by more, and a leader that changed, could hide a batch behind messages of other writers.
 CLOCK_MARGIN_S = 10.0
 # The leader of an idle stream hears from its replicas every two seconds or so (measured: 1.9 s).
-SETTLE_PAUSE_S = 0.1
-SETTLE_MAX_S = 5.0
+WAIT_PAUSE_S = 0.1
+WAIT_MAX_S = 5.0
 # Each read is a round trip, some tenths of a millisecond: this many take a second or more.
 MAX_READS = 10_000
 
@@ -60,23 +60,23 @@ class Doubt:
 
     batch_id: str
     size: int
-    """Its messages."""
+    """Number of its messages."""
     subjects: Sequence[str]
-    """Each once, the last message's first."""
+    """Its subjects without repetition, the last message's first."""
     may_expire: bool
-    """Some message has a TTL."""
+    """True if a message has a TTL."""
     may_still_arrive: Callable[[], bool]
-    """Whether all of it, first message included, may still be on its way over a session that was lost."""
+    """True while all of it, including the first message, may still be on its way over a lost session."""
     age_s: float
     timeout_s: float
-    """Bound of waiting for a place among the open batches."""
+    """Bound of the wait for room among the open batches."""
 
 
 def find(api: Api, doubt: Doubt) -> Operation[PubAck | None]:
-    """What the commit would have been acknowledged with, or None: the batch is not stored and never will be.
+    """The acknowledgement of the commit, or None if the batch is not stored and never will be.
 
     Raises:
-        BatchInDoubt: It cannot be known.
+        BatchInDoubt: The outcome cannot be determined.
     """
     waited_s, leader = 0.0, ""
     while True:
@@ -87,11 +87,11 @@ def find(api: Api, doubt: Doubt) -> Operation[PubAck | None]:
         info, fenced_s = (yield from _info(api, stream)), waited_s
         if not _is_replicated(info):
             leader = _leader(info)
-        while _leader(info) == leader and not _is_settled(info, last_sequence, waited_s - fenced_s):
-            if waited_s >= SETTLE_MAX_S:
+        while _leader(info) == leader and not _has_applied(info, last_sequence, waited_s - fenced_s):
+            if waited_s >= WAIT_MAX_S:
                 raise BatchInDoubt(doubt.batch_id, f"the leader of {stream!r} does not hear from its replicas")
-            yield Sleep(SETTLE_PAUSE_S)
-            waited_s += SETTLE_PAUSE_S
+            yield Sleep(WAIT_PAUSE_S)
+            waited_s += WAIT_PAUSE_S
             info = yield from _info(api, stream)
         if _leader(info) == leader:
             found = yield from _Search(api, doubt, stream, info).run()
@@ -100,20 +100,20 @@ def find(api: Api, doubt: Doubt) -> Operation[PubAck | None]:
             info = yield from _info(api, stream)
             if _leader(info) == leader:
                 return None
-        # Another one leads than at the last look, or this was the first: ask it all once more.
+        # The leader has changed since the last read, or this was the first round: repeat all steps.
         if leader:
-            if waited_s >= SETTLE_MAX_S:
+            if waited_s >= WAIT_MAX_S:
                 raise BatchInDoubt(doubt.batch_id, f"{stream!r} changes its leader again and again")
-            yield Sleep(SETTLE_PAUSE_S)
-            waited_s += SETTLE_PAUSE_S
+            yield Sleep(WAIT_PAUSE_S)
+            waited_s += WAIT_PAUSE_S
         leader = _leader(info)
 
 
-# ---- fence and settle ------------------------------------------------------------------------------------------------
+# ---- fence and wait --------------------------------------------------------------------------------------------------
 
 
 def _fence(doubt: Doubt) -> Operation[tuple[str, int] | None]:
-    """The stream and how far it will be once all is applied; None when the batch was still waiting for its commit."""
+    """The stream and its last sequence once all is applied; None if the batch was still waiting for its commit."""
     headers = {
         "Nats-Batch-Id": doubt.batch_id,
         "Nats-Batch-Sequence": "1",
@@ -130,12 +130,12 @@ def _fence(doubt: Doubt) -> Operation[tuple[str, int] | None]:
             return None
         if number != Code.ATOMIC_TOO_MANY or waited_s >= doubt.timeout_s:
             break
-        yield Sleep(SETTLE_PAUSE_S)
-        waited_s += SETTLE_PAUSE_S
+        yield Sleep(WAIT_PAUSE_S)
+        waited_s += WAIT_PAUSE_S
     stream = answer.get("stream")
     if error is None or not isinstance(stream, str) or number not in (Code.WRONG_LAST_SEQUENCE, Code.ATOMIC_DISABLED):
         raise BatchInDoubt(doubt.batch_id, f"the stream gives no account of itself: {error or reply.data[:80]!r}")
-    # A stream that takes no batches any more cannot be asked this way; it has had time to apply what it took before.
+    # A stream that has stopped accepting batches cannot be fenced; it has had time to apply all earlier messages.
     found = _last_number(error.description) if number == Code.WRONG_LAST_SEQUENCE else None
     return stream, 0 if found is None else int(found[1])
 
@@ -152,15 +152,15 @@ def _is_replicated(info: Mapping[str, Any]) -> bool:
     return int(info["config"].get("num_replicas", 1)) > 1
 
 
-def _is_settled(info: Mapping[str, Any], last_sequence: int, since_s: float) -> bool:
-    """Whether all is applied, by a leader that a majority has confirmed since the fence, ``since_s`` seconds ago."""
+def _has_applied(info: Mapping[str, Any], last_sequence: int, since_s: float) -> bool:
+    """True if all is applied, by a leader that a majority has confirmed since the fence, ``since_s`` seconds ago."""
     if info["state"]["last_seq"] < last_sequence:
         return False
     if not _is_replicated(info):
         return True
     replicas = info["config"]["num_replicas"]
     others = (info.get("cluster") or {}).get("replicas") or []
-    # Of a replica that a leader has never heard from since its election it says 0 nanoseconds (measured on 2.15.1).
+    # For a replica that a leader has not heard from since its election it reports 0 nanoseconds (measured on 2.15.1).
     heard = sum(not each.get("offline") and 0 < wire.ns_to_seconds(each.get("active", 0)) < since_s for each in others)
     return 2 * (heard + 1) > int(replicas)
 
@@ -169,7 +169,7 @@ def _is_settled(info: Mapping[str, Any], last_sequence: int, since_s: float) -> 
 
 
 class _Search:
-    """Looks for a message of the batch in a stream that has settled."""
+    """Searches a stream that has applied everything for a message of the batch."""
 
     def __init__(self, api: Api, doubt: Doubt, stream: str, info: Mapping[str, Any]) -> None:
         self._api, self._doubt, self._stream = api, doubt, stream
@@ -179,7 +179,7 @@ class _Search:
             raise ProtocolError("a stream that does not tell its time")
         self._began = now - datetime.timedelta(seconds=doubt.age_s + CLOCK_MARGIN_S)
         self._since = 0
-        """No message of the batch has a lower sequence."""
+        """A lower bound of the batch's sequences."""
         self._reads = 0
 
     def run(self) -> Operation[PubAck | None]:
@@ -212,16 +212,16 @@ class _Search:
         )
 
     def _subjects(self) -> Sequence[str]:
-        """Where its messages are, in the stream's eyes."""
+        """The subjects under which the stream stores the batch."""
         filters = self._config.get("subjects") or ()
         is_mapped = self._config.get("subject_transform") is not None or not all(
             any(matches(each, subject) for each in filters) for subject in self._doubt.subjects
         )
-        # Under another name, which only the server knows: then every message is looked at.
+        # The stream maps subjects to others that only the server knows: then every message is read.
         return (">",) if is_mapped else self._doubt.subjects
 
     def _absence_proves(self) -> bool:
-        """Whether a message that was stored since the batch began would still be there, unless deleted by hand."""
+        """True if a message stored since the batch began would still be there, unless deleted by hand."""
         first_sequence = self._state["first_seq"]
         return (
             self._config.get("retention", "limits") == "limits"
@@ -241,7 +241,7 @@ class _Search:
         return message.headers.get("Nats-Batch-Id") == self._doubt.batch_id
 
     def _ack(self, message: StoredMessage) -> PubAck:
-        # A batch is stored in one piece, so any of its messages tells where the last one is.
+        # A batch has consecutive sequences, so any of its messages gives the sequence of the last.
         try:
             number = int(message.headers["Nats-Batch-Sequence"])
         except (KeyError, ValueError):

@@ -1,4 +1,4 @@
-"""What is used inside one ``with`` block, because leaving it is what stores, confirms or takes back. Pure."""
+"""A base class for objects that work only inside a ``with`` block: leaving it stores, confirms or discards. Pure."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ __all__ = ["Block"]
 
 
 class Block:
-    """Before its block a batch, publisher or transaction accepts nothing: it would be lost, or never confirmed."""
+    """Refuses messages outside of the block, where they would be lost or never confirmed."""
 
     _line: str
-    """How the block begins, for those who forgot it."""
+    """An example of the block's first line, for error messages."""
     _place: Literal["before", "inside", "after"] = "before"
 
     def _enter(self) -> Self:
-        """Begin the block; our own modules that leave it by themselves call this, too."""
+        """Begin the block; also called by modules that leave it without ``with``."""
         if self._place != "before":
             raise UsageError(f"{self._name} was entered before; make another one: {self._line}")
         self._place = "inside"
@@ -27,10 +27,10 @@ class Block:
         self._place = "after"
 
     def _check_inside(self) -> None:
-        """Refuse what is sent outside of the block.
+        """Refuse calls outside of the block.
 
         Raises:
-            UsageError: It has not begun, or is over.
+            UsageError: The block has not begun, or is over.
         """
         if self._place == "before":
             raise UsageError(f"{self._name} is used outside of its block, which stores or confirms: {self._line}")
@@ -38,7 +38,7 @@ class Block:
             raise UsageError(f"the block of {self._name} is over; make another one: {self._line}")
 
     def _check_begun(self) -> None:
-        """:meth:`_check_inside` for those that say by themselves how they ended.
+        """:meth:`_check_inside` for subclasses that report their end themselves.
 
         Raises:
             UsageError: The block has not begun.

@@ -1,6 +1,6 @@
-"""What both drivers' batches and publishers have in common: facts, telling of losses, sending and leaving.
+"""The part of both drivers' fast batches and publishers that does not wait: facts, callbacks, sending, leaving.
 
-Nothing here waits. With threads, the caller holds the link's lock, unless a method says that it takes it.
+With threads, the caller holds the link's lock, unless a docstring says that the method takes it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["FastBatchBase", "FastPublisherBase"]
 
 
 class FastBatchBase(Block):
-    """A fast batch, but for the waiting."""
+    """A fast batch without the waiting."""
 
     _batch: FastMachine
     _runner: PacedRunnerBase[FastMachine]
@@ -34,24 +34,24 @@ class FastBatchBase(Block):
 
     @property
     def id(self) -> str:
-        """Empty before the first message, unless the caller gave one."""
+        """Empty before the first message, unless the caller chose an id."""
         return self._batch.inbox.batch_id
 
     @property
     def sequence(self) -> int:
-        """How many were added."""
+        """Number of messages added."""
         return self._batch.messages
 
     @property
     def acknowledged(self) -> int:
-        """The server is done with all up to here; in mode ``"fail"`` they are stored."""
+        """The server has processed all messages up to this one; in mode ``"fail"`` they are stored."""
         return self._batch.acknowledged
 
     @property
     def stored(self) -> int:
-        """How many are stored for sure; in mode ``"ok"`` known at the end only, and without those in ``doubts``.
+        """Number of messages stored for sure; in mode ``"ok"`` known only at the end, and without those in ``doubts``.
 
-        There the server's own count, ``ack.batch_size``, is one of messages sent.
+        In mode ``"ok"`` the server's own count, ``ack.batch_size``, is the number of messages sent.
         """
         return self._batch.stored
 
@@ -62,31 +62,32 @@ class FastBatchBase(Block):
 
     @property
     def gaps(self) -> list[range]:
-        """Sequences that were lost on the way, each once; counted from 1, in the order of adding."""
+        """Sequences lost on the way, without repetition; counted from 1, in the order of adding."""
         return list(self._batch.losses.gaps)
 
     @property
     def errors(self) -> list[Refusal]:
-        """Messages the server refused, each once; none of them is in ``gaps``, too."""
+        """Messages refused by the server, without repetition; a message is never in both ``errors`` and ``gaps``."""
         return list(self._batch.losses.errors)
 
     @property
     def doubts(self) -> list[range]:
-        """Mode ``"ok"``: sequences of which nobody knows whether they are stored; most of them are.
+        """Mode ``"ok"``: sequences that may or may not be stored; most of them are.
 
-        Empty unless the connection was lost while messages were under way. The server reports a loss or a refusal once,
-        and what it said into the lost connection is not said again. So these are the messages that were sent and not
-        acknowledged at that moment, without those that ``gaps`` and ``errors`` have reported since. Publish them again
-        with the message ids they had, and each is stored once; without ids, choose between missing and doubled.
+        Empty unless the connection was lost while messages were on their way. The server reports a loss or a refusal
+        once, and does not repeat a report that was sent into the lost connection. So ``doubts`` has the messages
+        without an acknowledgement at that moment, except those reported in ``gaps`` or ``errors`` since. Publish them
+        again with the same message ids, and each is stored once; without ids, choose between missing and doubled
+        messages.
         """
         return list(self._batch.losses.doubts)
 
     @property
     def ack(self) -> PubAck:
-        """The final acknowledgement, however the batch ended.
+        """The final acknowledgement, whether the batch was committed or ended by the server.
 
         Raises:
-            UsageError: There is none: the batch is still open, nothing was added, or the server did not answer.
+            UsageError: The batch is still open or empty, or the server did not answer.
         """
         if self._batch.ack is None:
             raise UsageError("the batch has no final acknowledgement: it is open, empty, or was not answered")
@@ -94,15 +95,15 @@ class FastBatchBase(Block):
 
     @property
     def last_sequence(self) -> int:
-        """The stream sequence of the last message stored, by the final acknowledgement; 0 while there is none."""
+        """The stream sequence of the last message stored, by the final acknowledgement; 0 without one."""
         return self._batch.ack.sequence if self._batch.ack is not None else 0
 
     def _on_step(self) -> None:
         if self._batch.is_ended:
             self._runner.detach()
 
-    def _tell_news(self) -> None:
-        """Call the program back about what is lost; takes the lock."""
+    def _report_news(self) -> None:
+        """Call ``on_gap`` and ``on_error`` for new losses; takes the lock."""
         if self._batch.losses.news:
             with self._link.lock:
                 news, self._batch.losses.news = self._batch.losses.news, []
@@ -113,15 +114,15 @@ class FastBatchBase(Block):
                     _call(self._batch.options.on_error, entry, self._logger)
 
     def _abandon(self) -> None:
-        """End the batch at the server, and wait for nothing; takes the lock."""
+        """End the batch at the server without waiting; takes the lock."""
         with self._link.lock:
             self._batch.abandon(self._now())
             self._runner.drop_inbox()
-            self._runner.settle()
+            self._runner.after_step()
 
 
 class FastPublisherBase(Block):
-    """A fast publisher, but for the waiting."""
+    """A fast publisher without the waiting."""
 
     _publisher: FastPublisherMachine
     _runner: PacedRunnerBase[FastPublisherMachine]
@@ -132,41 +133,41 @@ class FastPublisherBase(Block):
     _waits_for_room = False
 
     def published(self) -> int:
-        """Everything up to this position is stored (or was handed to ``on_refused``); it never goes back."""
-        return self._publisher.places.published
+        """The position up to which all messages are stored (or were passed to ``on_refused``); it never decreases."""
+        return self._publisher.stages.published
 
     @property
     def accepted(self) -> int:
         """Position of the last message accepted, counted from 1."""
-        return self._publisher.places.accepted
+        return self._publisher.stages.accepted
 
     @property
     def failure(self) -> Exception | None:
-        """Why it gave up; None while it works."""
+        """The reason for giving up; None while it works."""
         return self._publisher.failure
 
     @property
     def pending(self) -> int:
-        """Accepted, and not known to be stored."""
-        return self._publisher.places.pending
+        """Number of messages accepted and not known to be stored."""
+        return self._publisher.stages.pending
 
     @property
     def possibly_doubled(self) -> int:
-        """Messages sent again of which nobody knew whether they were stored, without ids to be recognised by."""
+        """Messages without an id that were sent again although they may have been stored."""
         return self._publisher.possibly_doubled
 
     @property
     def batches(self) -> int:
-        """How many it took so far."""
+        """Number of batches so far."""
         return self._publisher.batches
 
     def unpublished(self) -> list[Item]:
-        """What is accepted and not known to be stored, in order: after a failure, what to save.
+        """The messages that are not known to be stored, in order; save them after a failure.
 
-        Once the publisher gave up or was left, this stays as it is: nothing is sent any more. The first ones may be
-        stored all the same, because they were on their way.
+        Once the publisher gave up or was left, the list does not change any more. Its first messages may be stored all
+        the same, because they were on their way.
         """
-        return self._publisher.places.unpublished()
+        return self._publisher.stages.unpublished()
 
     def _enter(self) -> Self:
         super()._enter()
@@ -175,17 +176,18 @@ class FastPublisherBase(Block):
         return self
 
     def _pump(self) -> None:
-        """Have the machine send what the server wants next, as far as there is room."""
+        """Send the messages that the server wants next, as far as there is room."""
         try:
             while self._publisher.pump(self._now()):
-                # Not all at once: the server mostly acknowledges all that it has, and then waits for what comes first.
+                # In parts: the server mostly acknowledges whole windows, and then waits for the first message of the
+                # next.
                 if self._connection.out_bytes >= WRITE_AT_BYTES // 2:
                     self._link.flush()
         except BufferFull:
             if not self._waits_for_room:
                 self._waits_for_room = True
                 self._link.call_when_there_is_room(self._on_room)
-        except JetSparkError as error:  # the connection was closed meanwhile
+        except JetSparkError as error:  # such as a connection that was closed in the meantime
             self._publisher.fail(error)
         except BaseException as error:
             self._runner.on_interrupt(error)
@@ -198,13 +200,13 @@ class FastPublisherBase(Block):
             self._runner.watch_clock()
 
     def _on_room(self) -> None:
-        """Takes the lock."""
+        """Continue after a wait for room; takes the lock."""
         self._waits_for_room = False
         with self._link.lock:
-            self._runner.settle()
+            self._runner.after_step()
 
-    def _tell_news(self) -> None:
-        """Call the program back about what the stream refused. Without the lock."""
+    def _report_news(self) -> None:
+        """Call ``on_refused`` for new refusals, and log possible duplicates. Without the lock."""
         machine = self._publisher
         if not machine.news and not machine.doubled_news:
             return
@@ -214,15 +216,16 @@ class FastPublisherBase(Block):
             _call(machine.options.on_refused, entry, self._logger)
         if doubled:
             self._logger.warning(
-                "sent %d messages again that may be stored already; message_ids=True avoids it", doubled
+                "fast publisher: %d messages sent again may be stored twice; message_ids=True avoids duplicates",
+                doubled,
             )
 
     def _leave(self) -> None:
-        """Send nothing more, and wake those who wait; takes the lock."""
+        """Send nothing more, and wake waiting callers; takes the lock."""
         with self._link.lock:
             self._publisher.abandon(self._now())
             self._runner.drop_inbox()
-            self._runner.settle()
+            self._runner.after_step()
             self._runner.detach()
 
 
@@ -232,4 +235,4 @@ def _call(callback: Callable[[Any], None] | None, entry: object, logger: logging
     try:
         callback(entry)
     except Exception:
-        logger.exception("a callback raised for %r", entry)
+        logger.exception("the callback for %r raised; publishing continues", entry)

@@ -7,32 +7,32 @@ States, and who moves them::
      └─503, 10211────┘                     │ └──gap, err ("fail")──> waiting for the final ack, nothing is sent
        nothing was stored, try again       └──final ack, 10208, no answer, connection over──────────────────> ENDED
 
-Whatever the server has to say about the batch arrives in one inbox, over the reply subjects of its messages
-(``fast_sending``), and is told apart by its content alone (``fast_replies``): on a replicated stream the final
-acknowledgement may come on another message's reply subject.
+All answers about the batch arrive in one inbox, over the reply subjects of its messages (``fast_sending``), and are
+told apart by their content alone (``fast_replies``): on a replicated stream the final acknowledgement may come on
+another message's reply subject.
 
-Opening (``FastOpening``). Two answers say that nothing was stored and that no batch is open. "Too many" (10211, 10167)
-comes from a stream and passes; the first message is sent again for ``timeout``. "Nobody listens" (503) means that no
-stream stores the subject, that JetStream is off, or that a leader is being elected. Only the last one passes, and it
-looks like the others, so the message is sent again for ``wait_for_stream_s``. Once a stream has answered, whatever it
-said, it can only be an election, and ``timeout`` holds for a 503, too.
+Opening (``FastOpening``). Two answers confirm that nothing was stored and that no batch is open. "Too many" (10211,
+10167) comes from a stream and is temporary; the first message is sent again for ``timeout``. "No responders" (503)
+means that no stream stores the subject, that JetStream is off, or that a leader is being elected. Only the last cause
+is temporary, and it looks like the others, so the message is sent again for ``wait_for_stream_s``. After any answer of
+a stream, a 503 can only be an election, and ``timeout`` holds for it, too.
 
 Silence (``FastSilence``) is answered by a ping with the highest sequence sent. It brings the last ack again, reports a
-lost tail as a gap, and keeps the batch of a slow producer alive (the server forgets one after ten idle seconds). What
-it does not report is how much is stored: only an ack, or the final one, does. A ping is sent for three reasons: a
-message was not taken (``HOLE_PING_S``), the server owes an answer (``ping_after_s``), or the batch is idle and would be
-forgotten (``keep_alive_s``). After ``timeout`` without progress or a message of ours, the batch is given up.
+lost tail as a gap, and keeps the batch of a slow producer alive (the server drops one after ten idle seconds). It does
+not report how much is stored: only an ack, or the final one, does. A ping is sent for three reasons: a message was not
+accepted (``HOLE_PING_S``), the server owes an answer (``ping_after_s``), or the batch is idle and would be dropped
+(``keep_alive_s``). After ``timeout`` without progress or a message of ours, the batch is given up.
 
-A denied message is lost on the way, and the connection hears of its subject first. So the server is asked, and the loss
-that it reports ends the batch with ``PermissionDenied``, in both modes. Pings go to the first subject: when that is
-denied later, nobody can ask, and the batch is in doubt.
+A denied message is lost on the way, and the connection gets the denial of its subject first. So the server is asked,
+and the loss that it reports ends the batch with ``PermissionDenied``, in both modes. Pings go to the first subject: if
+that is denied later, the server cannot be asked, and the batch is in doubt.
 
 The end, in mode ``"fail"``: the stored messages are always the first ones, and the final acknowledgement counts them.
-In mode ``"ok"`` its count is that of sequences, stored or not: ``gaps`` and ``errors`` say which are not, and
-``doubts`` what nobody can know because a session was lost.
+In mode ``"ok"`` it counts sequences, stored or not: ``gaps`` and ``errors`` have those not stored, and ``doubts`` those
+that cannot be known because a session was lost.
 
-Invariants: ``acknowledged`` never goes back, and in mode ``"fail"`` all up to it are stored. Nothing is sent once the
-server said that the batch is over. What cannot be explained leaves the batch in doubt, never committed.
+Invariants: ``acknowledged`` never decreases, and in mode ``"fail"`` all messages up to it are stored. Nothing is sent
+once the server reported the end of the batch. An unexplained answer leaves the batch in doubt, never committed.
 """
 
 from __future__ import annotations
@@ -93,26 +93,26 @@ class FastOpening:
     def __init__(self, options: FastBatchOptions) -> None:
         self._options = options
         self.reopen_at: float | None = None
-        """The server could not open the batch for the moment: when to try again."""
+        """When to try again, after the server could not open the batch."""
         self.reopen_error: Exception | None = None
-        """Why it could not; None as soon as it is tried again, which may succeed."""
+        """The reason why it could not; None again after the next attempt."""
         self.is_stream_known = False
-        """A stream answered, if only to refuse: "nobody listens" means from now on that it has no leader."""
+        """True after any answer of a stream, even a refusal: "no responders" then means that it has no leader."""
         self._since: float | None = None
         self._unavailable_since: float | None = None
         self._times = 0
 
     def begin(self, now: float) -> None:
-        """The first message is about to be sent, for the first time or again."""
+        """Record that the first message is about to be sent, for the first time or again."""
         if self._since is None:
             self._since = now
 
     def on_sent(self) -> None:
-        """It was sent."""
+        """Record that it was sent."""
         self.reopen_at = self.reopen_error = None
 
     def on_refused(self, error: Exception, now: float) -> bool:
-        """Whether there is time for another attempt, and then when: ``reopen_at``."""
+        """True if there is time for another attempt, which is then due at ``reopen_at``."""
         give_up_at = self._give_up_at(error, now)
         if now >= give_up_at:
             return False
@@ -138,48 +138,49 @@ class FastOpening:
 # ---- silence ---------------------------------------------------------------------------------------------------------
 
 
-# A message the server has not taken for the moment (no leader, too many requests) is looked into after this long.
+# Delay before asking about a message that the server has not accepted (no leader, too many requests).
 HOLE_PING_S = 0.1
 
 
 class FastSilence:
-    """The clock of one batch. ``sent_at`` arguments are when its last message was sent."""
+    """The clock of one batch. ``sent_at`` arguments are the time of its last message."""
 
     def __init__(self, options: FastBatchOptions) -> None:
         self._options = options
         self._moved_at = self._pinged_at = 0.0
         self._look_at: float | None = None
-        """When to look into a message that the server has not taken."""
+        """When to ask about a message that the server has not accepted."""
 
     def on_progress(self, now: float) -> None:
-        """The server is done with more than before, or has opened the batch."""
+        """Record progress: the server has processed more messages, or has opened the batch."""
         self._moved_at = now
 
     def on_hole(self, now: float) -> None:
-        """A message did not reach the batch. The server notices with the next one; if there is none, with a ping."""
+        """Record that a message did not reach the batch. The server reports it after the next message, or after a
+        ping."""
         if self._look_at is None:
             self._look_at = now + HOLE_PING_S
 
     def on_ping(self, now: float) -> None:
-        """The server is asked."""
+        """Record that the server is asked."""
         self._look_at = None
         self._pinged_at = now
 
     def begin_again(self) -> None:
-        """There is no batch to ask about."""
+        """Forget the question: the batch is not open any more."""
         self._look_at = None
 
     def gives_up_at(self, sent_at: float) -> float:
-        """When to give up, if the server is to act."""
+        """When to give up, if the server has to act."""
         return max(self._moved_at, sent_at) + self._options.timeout
 
     def next_deadline(self, sent_at: float, *, is_waiting: bool, is_connected: bool) -> float | None:
-        """When to ask, or to give up; ``is_waiting`` if the server is to act next, and not the caller."""
+        """When to ask, or to give up; ``is_waiting`` if the server has to act next, and not the caller."""
         look_at = self._look_at or math.inf
         last_sent_at = max(sent_at, self._pinged_at)
-        if not is_waiting:  # the caller is to act; the server only must not forget the batch
+        if not is_waiting:  # the caller has to act; the batch only has to be kept alive at the server
             return min(last_sent_at + self._options.keep_alive_s, look_at) if is_connected else None
-        if not is_connected:  # nobody could be asked, but time goes by
+        if not is_connected:  # no server can be asked, but the time runs
             return self.gives_up_at(sent_at)
         ask_at = max(self._moved_at, last_sent_at) + self._options.ping_after_s
         return min(self.gives_up_at(sent_at), ask_at, look_at)
@@ -188,7 +189,7 @@ class FastSilence:
 # ---- the batch -------------------------------------------------------------------------------------------------------
 
 
-# After these the server has no such batch any more.
+# After these errors the server has dropped the batch.
 _FATAL = frozenset(
     {Code.API_LEVEL_REQUIRED, Code.FAST_DISABLED, Code.FAST_PATTERN_INVALID, Code.FAST_ID_INVALID, Code.FAST_UNKNOWN}
 )
@@ -205,27 +206,27 @@ class FastState(enum.Enum):
 class FastMachine:
     """One fast batch."""
 
-    def __init__(self, machine: Connection, owner: Reader, options: FastBatchOptions) -> None:
-        """``owner`` is the driver's object that is woken when the server said something."""
+    def __init__(self, connection: Connection, owner: Reader, options: FastBatchOptions) -> None:
+        """``owner`` is the driver's object that is woken when an answer has arrived."""
         self.options = options
         self.state = FastState.NEW
         self.acknowledged = 0
         self.ack: PubAck | None = None
-        """The final one, however the batch ended."""
+        """The final acknowledgement, whether the batch was committed or ended by the server."""
         self.failure: Exception | None = None
-        """Why it ended otherwise than by our commit."""
-        self.sender = FastSender(machine, options)
+        """The reason of an end other than our commit."""
+        self.sender = FastSender(connection, options)
         self.opening = FastOpening(options)
         self.losses = FastLosses()
-        self.inbox = FastInbox(machine, owner, options.batch_id)
+        self.inbox = FastInbox(connection, owner, options.batch_id)
         self._silence = FastSilence(options)
-        self._machine = machine
+        self._connection = connection
         self._is_failing = options.gap == "fail"
         self._is_over_soon = False
-        """Mode "fail", and something was lost or refused: only the final acknowledgement is missing."""
+        """Mode "fail", after a loss or a refusal: only the final acknowledgement is missing."""
         self._hole: Exception | None = None
-        """What it was; a denied message in either mode."""
-        self._denials = FastDenials(machine, self.sender.uses)
+        """The error of that loss or refusal; in both modes that of a denied message."""
+        self._denials = FastDenials(connection, self.sender.uses)
 
     # ---- facts -------------------------------------------------------------------------------------------------
 
@@ -235,7 +236,7 @@ class FastMachine:
 
     @property
     def is_opening(self) -> bool:
-        """The fate of the first message decides whether there will be a batch."""
+        """True while the answer to the first message decides whether a batch is opened."""
         return self.state is FastState.OPENING or (self.state is FastState.COMMITTING and self.sender.sequence == 1)
 
     @property
@@ -244,12 +245,12 @@ class FastMachine:
 
     @property
     def messages(self) -> int:
-        """Added, stored or not."""
+        """Number of messages added, stored or not."""
         return self.sender.sequence - len(self.losses.ends)
 
     @property
     def stored(self) -> int:
-        """How many are stored for sure. In mode ``"ok"`` that is known at the end only."""
+        """Number of messages stored for sure. In mode ``"ok"`` it is known only at the end."""
         count = (self.ack.batch_size or 0) if self.ack is not None else 0
         return max(self.acknowledged, count) if self._is_failing else self.losses.stored(count)
 
@@ -258,7 +259,7 @@ class FastMachine:
     def start(self, item: Item, now: float, *, is_only: bool = False) -> None:
         """Send the first message; with ``is_only`` it is the last, too.
 
-        The server's answer moves the batch on, or back to ``NEW`` with ``reopen_at``.
+        The server's answer opens the batch, or returns it to ``NEW`` with ``reopen_at``.
         """
         assert self.state is FastState.NEW, self.state
         self._denials.begin()
@@ -277,8 +278,8 @@ class FastMachine:
     def end(self, now: float) -> None:
         """End the batch without another message.
 
-        The form with a message is better where there is one: this one is not replicated, so a new leader may take the
-        batch for open again, for ten seconds. Nothing is lost by that.
+        An end with a message is better if there is one: this form is not replicated, so a new leader may take the batch
+        for open again, for ten seconds. No message is lost by that.
         """
         assert self.state is FastState.OPEN, self.state
         self._place_end(now)
@@ -290,29 +291,29 @@ class FastMachine:
             self.sender.end(now)
         finally:
             if self.sender.sequence < end:
-                self.losses.ends.discard(end)  # refused or interrupted: it has no place in the batch
+                self.losses.ends.discard(end)  # refused or interrupted: the end has no sequence in the batch
         self._enter(FastState.COMMITTING)
 
     def ping(self, now: float) -> None:
-        """Ask where the batch stands, and keep it alive."""
-        if self.state in (FastState.NEW, FastState.ENDED) or self._machine.is_closed:
+        """Ask for the server's state of the batch, which also keeps the batch alive."""
+        if self.state in (FastState.NEW, FastState.ENDED) or self._connection.is_closed:
             return
         self._silence.on_ping(now)
         self.sender.ping()
 
     def abandon(self, now: float) -> None:
-        """The caller has no use for the batch any more: tell the server, wait for nothing."""
+        """End the batch at the server without waiting: the caller has left."""
         if not self._is_over_soon:
-            self.sender.send_all(now)  # what was added was added
-        if self.state in (FastState.OPENING, FastState.OPEN) and not self._machine.is_closed:
-            self._place_end(now)  # an open batch slows others down for ten seconds
+            self.sender.send_all(now)  # added messages are still sent
+        if self.state in (FastState.OPENING, FastState.OPEN) and not self._connection.is_closed:
+            self._place_end(now)  # an open batch would occupy the server for ten seconds
         if self.state is not FastState.ENDED:
             self._over(UsageError(f"the batch was left; {self.acknowledged} messages are acknowledged"))
 
-    # ---- what comes back ---------------------------------------------------------------------------------------
+    # ---- answers -----------------------------------------------------------------------------------------------
 
     def on_replies(self, now: float) -> None:
-        """Take everything that has arrived in the inbox."""
+        """Read all answers in the inbox."""
         inbox = self.inbox.subscription
         if inbox is None:
             return
@@ -333,7 +334,7 @@ class FastMachine:
                 case Refusal() as refusal:
                     self._on_refused(refusal, now)
                 case NobodyListens(_, operation):
-                    error = unavailable(self.sender.first_subject, self._machine.info)
+                    error = unavailable(self.sender.first_subject, self._connection.info)
                     self._on_hole(operation, error, now)
                 case StrayError(sequence, operation, error):
                     self._on_error(sequence, operation, error, now)
@@ -359,10 +360,10 @@ class FastMachine:
 
     def _enter(self, state: FastState) -> None:
         self.state = state
-        self.sender.take_more(state is FastState.OPEN and not self._is_over_soon)
+        self.sender.allow_more(state is FastState.OPEN and not self._is_over_soon)
 
     def _expect_the_end(self, hole: Exception) -> None:
-        """Mode "fail": the server ends the batch before this, so nothing that follows it would be stored."""
+        """Mode "fail": stop sending, because the server ends the batch before the failed message."""
         self._is_over_soon = True
         self._hole = self._hole or hole
         self.sender.drop_kept()
@@ -386,40 +387,40 @@ class FastMachine:
             if self.state is FastState.OPEN or is_commit_lost:
                 self._place_end(now)
         elif is_commit_lost:
-            self._place_end(now)  # the server waits for an end, and a sequence is sent once
+            self._place_end(now)  # the server waits for an end, and a sequence is never sent twice
 
     def _on_refused(self, refusal: Refusal, now: float) -> None:
         check_range("error", refusal.sequence, 1, self.sender.sent)
         self.losses.add_refusal(refusal)
         self._move_to(refusal.sequence, now)
         if self._is_failing:
-            self._hole = refusal.error  # more exact than a gap, which it may have made
+            self._hole = refusal.error  # more exact than a gap, which it may have caused
             self._expect_the_end(refusal.error)
 
     def _on_error(self, sequence: int, operation: int, error: ServerError, now: float) -> None:
-        """An error that is not about the batch's course: it never opened, is gone, or does not have this message."""
-        if self.is_opening:  # there is no batch yet, so this decides about all of it
+        """Handle an error outside of a batch's course: it was never opened, is gone, or does not have this message."""
+        if self.is_opening:  # the batch is not open yet, so this decides about all of it
             if error.err_code in (Code.FAST_TOO_MANY, Code.TOO_MANY_REQUESTS):
                 self._on_hole(operation, error, now)
             elif isinstance(error, BatchUnknown):  # the answer to a ping: the first message is lost, or the batch
                 self.fail(error)
             else:
                 self._refused_from_the_start(error)
-        elif error.err_code in _FATAL:  # what was sent after the last acknowledgement is stored or not
+        elif error.err_code in _FATAL:  # messages after the last acknowledgement may be stored or not
             self.fail(error)
         elif self._is_failing and sequence == 1:
-            # The server acknowledges the first message before it looks at it; if it does not like it, it forgets the
-            # batch and says so in this shape, not as "err" and a final acknowledgement.
+            # The server acknowledges the first message before it checks it. If it then refuses it, it drops the batch
+            # and answers in this form, not with "err" and a final acknowledgement.
             self._refused_from_the_start(error)
         else:
-            # A message that came too fast was dropped on the way, and will be in a gap; a ping is no message.
+            # A message that arrived too fast was dropped, and will be in a gap; a ping is not a message.
             if error.err_code != Code.TOO_MANY_REQUESTS and operation != FrameKind.PING:
                 self.losses.add_refusal(Refusal(sequence, error))
             self._on_hole(operation, error, now)
 
     def _on_hole(self, operation: int, error: Exception, now: float) -> None:
-        """A message did not reach the batch."""
-        # A ping that nobody took says nothing about messages: whether the batch is there, the next one will tell.
+        """Handle a message that did not reach the batch."""
+        # A ping without an answer shows nothing about messages: the next message will show whether the batch is open.
         if self.is_opening and operation != FrameKind.PING:
             self._reopen_later(error, now)
             return
@@ -433,7 +434,7 @@ class FastMachine:
         self._over(error)
 
     def _reopen_later(self, error: Exception, now: float) -> None:
-        """Nothing was stored, and the server knows of no batch: the first message may be sent again."""
+        """Send the first message again later: nothing was stored, and the server has no batch."""
         if not self.opening.on_refused(error, now):
             self._over(error)
             return
@@ -445,7 +446,7 @@ class FastMachine:
 
     def _on_final(self, ack: PubAck) -> None:
         count = ack.batch_size or 0
-        # In mode "ok" the count is one of sequences, and ends of ours that were lost are among them.
+        # In mode "ok" it counts sequences, including lost ends of ours.
         sent = self.sender.sent
         check_range("final ack", count, 0, min(sent, self.messages) if self._is_failing else sent)
         self.ack = ack
@@ -455,50 +456,50 @@ class FastMachine:
         elif self._is_failing:
             self.acknowledged = max(self.acknowledged, count)
             failure = BatchCutShort(self.inbox.batch_id, count, str(self._hole or "the server ended it"))
-            # What was refused is refused again, mostly; what was lost, or found no leader, is not.
+            # A refusal would be repeated; a loss, or a missing leader, would not.
             failure.__cause__ = self._hole if isinstance(self._hole, ServerError) else None
             self._over(self._denied_after(failure))
         else:
-            # Two writers with one id, or a sequence that came twice: then the server ends a batch of this mode, too.
+            # Two writers with one id, or a sequence that arrived twice: then the server ends a batch of this mode, too.
             self._over(BatchInDoubt(self.inbox.batch_id, "the server ended the batch, though gaps are allowed", 0))
 
     def _is_our_commit(self, count: int) -> bool:
-        """Whether the batch ended where we ended it, and not before."""
+        """True if the batch ended at our end, and not before."""
         if self.state is not FastState.COMMITTING or self.sender.sent != self.sender.sequence:
             return False
-        # The count decides, not what was heard before: a lost end-of-batch makes a gap, too, but nothing is missing.
+        # The count decides, not earlier reports: a lost end-of-batch causes a gap, too, but no message is missing.
         if self._is_failing:
             return count == self.messages
-        # The server counts sequences, so all of them, and a lost end as well; but not a last message that it refused.
-        # Anything else above the count was sent for nothing, and nobody told us.
+        # The server counts sequences, so all of them, including a lost end; but not a last message that it refused. Any
+        # other sequence above the count was lost without a report.
         return self.losses.explain(range(count + 1, self.messages + 1))
 
     def _on_plain_ack(self, stream: str) -> None:
-        """The stream's leader is too old to know batches: it stored the first message like any other."""
+        """Fail, because the stream's leader is too old for batches: it stored the first message as a plain one."""
         self.acknowledged = 1
         reason = f"older: stream {stream!r} is led by one that stored the first message as a plain one"
         self._over(FeatureUnavailable("fast ingest", "2.14", reason))
 
     def on_event(self, event: ConnectionEvent, now: float) -> None:
-        """Something happened to the connection."""
+        """Handle an event of the connection."""
         match event:
             case Disconnected():
                 self.on_replies(now)
                 self._on_disconnected()
             case Reconnected():
                 self.sender.on_session()
-                # The batch is not the session's: if it is still there, this tells what was lost between them.
+                # The batch outlives the session: if it is still open, the answer shows the losses between the sessions.
                 self.ping(now)
             case Closed(error, _):
                 self.on_replies(now)
                 if self.state not in (FastState.NEW, FastState.ENDED):
                     self.fail(error or ConnectionClosed("the connection was closed"))
             case ErrorReported(PermissionDenied(operation="publish")):
-                self.on_replies(now)  # what was read before it counts
+                self.on_replies(now)  # answers read before the denial count
                 self._on_denied(now)
 
     def _denied_after(self, failure: BatchCutShort) -> Exception:
-        """The denial that has cut the batch short, if one has; the count of what is stored is in its cause."""
+        """The denial that has cut the batch short, if any, with the count of stored messages in its cause."""
         denied = self._hole if isinstance(self._hole, PermissionDenied) else self._denials.first()
         if denied is None:
             return failure
@@ -506,7 +507,7 @@ class FastMachine:
         return denied
 
     def _on_denied(self, now: float) -> None:
-        """Some publish of the connection was denied, perhaps one of the batch's."""
+        """Handle a denied publish of the connection, perhaps one of the batch's."""
         denied = self._denials.news()
         if denied is None or self.state in (FastState.NEW, FastState.ENDED):
             return
@@ -514,10 +515,10 @@ class FastMachine:
             if self.is_opening:
                 self._over(denied)
             else:
-                self.fail(denied)  # nor may we ask how far the batch came: that goes to the same subject
+                self.fail(denied)  # we may not ask how far the batch came: pings go to the same subject
         elif not isinstance(self._hole, PermissionDenied):
-            # Not the end yet: the denied message may be one of before the batch. The server knows which are missing.
-            # It is asked at once, but not for each of a thousand messages.
+            # Not the end yet: the denied message may be from before the batch. The server knows the missing ones. It is
+            # asked at once, but not for each of a thousand messages.
             if self._denials.has_asked:
                 self._silence.on_hole(now)
             else:
@@ -525,24 +526,25 @@ class FastMachine:
                 self.ping(now)
 
     def _on_disconnected(self) -> None:
-        """A gap or a refusal is said once, perhaps into the session that is gone; acknowledgements come again."""
-        # In mode "fail" the final count says it all, whatever was not heard.
+        """Record a lost session: a gap or a refusal is reported once, perhaps into it; acknowledgements are
+        repeated."""
+        # In mode "fail" the final count suffices, whatever was missed.
         if not self._is_failing and self.state not in (FastState.NEW, FastState.ENDED):
             self.losses.lose_session(self.acknowledged, self.sender.sent)
 
     # ---- time --------------------------------------------------------------------------------------------------
 
     def next_deadline(self) -> float | None:
-        """When :meth:`on_time` wants to be called next, seen from now; None while there is nothing to wait for."""
+        """When :meth:`on_time` has to be called next; None without a deadline."""
         if self.state in (FastState.NEW, FastState.ENDED):
             return None
         return self._silence.next_deadline(
-            self.sender.sent_at, is_waiting=self.is_waiting, is_connected=self._machine.is_connected
+            self.sender.sent_at, is_waiting=self.is_waiting, is_connected=self._connection.is_connected
         )
 
     def on_time(self, now: float) -> None:
-        """Time has passed: ask, keep alive, or give up."""
-        self.on_replies(now)  # what was read in time counts
+        """Ask, keep the batch alive, or give up, when one of these is due."""
+        self.on_replies(now)  # answers read in time count
         deadline = self.next_deadline()
         if deadline is None or now < deadline:
             return
@@ -553,22 +555,22 @@ class FastMachine:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the server is to act next, and not the caller."""
+        """True if the server has to act next, and not the caller."""
         return self.state is not FastState.OPEN or self.sender.sent >= self.sender.wanted
 
     @property
     def room_timeout_s(self) -> float:
-        """How long a message may wait for room in the connection's buffer."""
+        """Longest wait of a message for room in the connection's buffer."""
         return self.options.timeout
 
     # ---- small steps -------------------------------------------------------------------------------------------
 
     def on_no_room(self, now: float) -> None:
-        """The connection took nothing for ``room_timeout_s``, however long ago the server was heard."""
+        """Give up: the connection took nothing for ``room_timeout_s``, whenever the last answer came."""
         self.fail(RequestTimeout(f"a message of batch {self.inbox.batch_id!r}", self.room_timeout_s, was_sent=False))
 
     def fail(self, error: Exception) -> None:
-        """Give up: nobody knows about what is not acknowledged."""
+        """Give up: messages without an acknowledgement may be stored or not."""
         if self.state is not FastState.ENDED:
             failure = BatchInDoubt(self.inbox.batch_id, str(error) or type(error).__name__, self.stored)
             failure.__cause__ = error
@@ -582,7 +584,7 @@ class FastMachine:
         self._denials.end()
 
     def check(self) -> None:
-        """Whether the batch may be used.
+        """Check that the batch may be used.
 
         Raises:
             JetSparkError: It is over.

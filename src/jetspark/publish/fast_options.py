@@ -1,4 +1,4 @@
-"""Options of fast batches and fast publishers, and what their callers get back: receipts and refusals. Pure."""
+"""Options of fast batches and fast publishers, and the receipts and refusals that their callers get. Pure."""
 
 from __future__ import annotations
 
@@ -26,20 +26,21 @@ __all__ = [
 
 GapMode = Literal["fail", "ok"]
 
-# The server allows 500 at most, whatever is asked for.
+# The server allows at most 500, and reduces larger values.
 MAX_FLOW = 500
-# The highest number that the protocol knows: the window has a bound, whatever a server says.
+# The highest number of the protocol: it bounds the window against any value from a server.
 HIGHEST_FLOW = 65535
-# As long as a single publish tries again. A leader that steps down has a successor by then; one that died has not.
+# As long as a single publish is repeated: enough for a leader that steps down, but not after the death of one.
 WAIT_FOR_STREAM_S = 1.0
 
 
 class FastReceipt(NamedTuple):
-    """Where a message stands in its batch."""
+    """The sequence of a message in its batch, and the batch's progress."""
 
     sequence: int
     acknowledged: int
-    """The server is done with all up to here. In mode ``"fail"`` they are stored; in mode ``"ok"`` see ``gaps``."""
+    """The server has processed all messages up to this one. In mode ``"fail"`` they are stored; for ``"ok"`` see
+    ``gaps``."""
 
 
 class Refusal(NamedTuple):
@@ -51,29 +52,30 @@ class Refusal(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FastBatchOptions:
-    """How a fast batch behaves."""
+    """Options of a fast batch."""
 
     gap: GapMode = "fail"
-    """What a lost or refused message means: the end of the batch, so that what is stored has no holes; or nothing."""
+    """``"fail"``: a lost or refused message ends the batch, so that the stored messages have no holes. ``"ok"``: it
+    does not."""
     batch_id: str | None = None
     flow: int = MAX_FLOW
-    """The server acknowledges after this many messages at most; it may choose to do so more often."""
+    """The server acknowledges after at most this many messages; it may choose fewer."""
     max_outstanding_acks: int = 2
-    """1 waits for each. 2 keeps the server busy meanwhile. 3 is for long ways only."""
+    """1 waits for each acknowledgement. 2 keeps the server busy during the wait. 3 is for long distances only."""
     timeout: float = 30.0
     """Longest time without any progress, in seconds. Electing a leader takes up to ten."""
     wait_for_stream_s: float = WAIT_FOR_STREAM_S
-    """How long to try again when nobody listens to the first message: then ``JetStreamUnavailable`` says that JetStream
-    is off, no stream stores the subject, or it has no leader. For a stream that is there for sure, give it the ten
-    seconds that electing a leader may take."""
+    """How long the first message is repeated while no stream answers. Then ``JetStreamUnavailable`` is raised:
+    JetStream is off, no stream stores the subject, or it has no leader. For a stream that certainly exists, allow the
+    ten seconds that electing a leader may take."""
     ping_after_s: float = 1.0
-    """How long to wait for the server before asking."""
+    """Silence of the server before it is asked."""
     keep_alive_s: float = 3.0
-    """Seconds without a message after which an open batch is kept alive; the server forgets it after 10 s."""
+    """Seconds without a message after which an open batch is kept alive; the server drops it after 10 s."""
     on_gap: Callable[[range], None] | None = None
-    """Called with the sequences that were lost."""
+    """Called with each range of lost sequences."""
     on_error: Callable[[Refusal], None] | None = None
-    """Called with each message that was refused."""
+    """Called with each refused message."""
 
     def __post_init__(self) -> None:
         if self.gap not in ("fail", "ok"):
@@ -91,7 +93,7 @@ class FastBatchOptions:
 
     @classmethod
     def of(cls, gap: GapMode, given: FastBatchKeywords) -> FastBatchOptions:
-        """From keywords; an unknown one is an error that lists the known ones."""
+        """The options in keywords; an unknown keyword is an error that lists the known ones."""
         check_keywords(cls, "fast batch", given)
         return cls(gap=gap, **given)
 
@@ -112,7 +114,7 @@ class FastBatchKeywords(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A message the stream would not store, and what it said."""
+    """A message that the stream refused, and its error."""
 
     position: int
     subject: str
@@ -123,27 +125,28 @@ class Refused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FastPublisherOptions:
-    """How a fast publisher behaves."""
+    """Options of a fast publisher."""
 
     message_ids: bool = False
-    """Give every message an id, so that those in doubt are stored once; costs the server a look at each."""
+    """Give every message an id, so that messages in doubt are stored once; costs the server a lookup for each."""
     id_prefix: str | None = None
-    """Ids are this, a dash and the position. By default it is unique; give one to have the same ids in every run."""
+    """An id is this prefix, a dash and the position. The default is unique; set one for the same ids in every run."""
     max_pending_messages: int = 10_000
-    """Accepted and not yet known to be stored; then ``publish`` waits."""
+    """Bound on messages accepted and not yet known to be stored; beyond it ``publish`` waits."""
     max_pending_bytes: int = 64 << 20
     flow: int = 500
     max_outstanding_acks: int = 2
     patience_s: float = 120.0
-    """Longest time without progress before giving up. A stream's duplicate window, which ids rely on, is as long."""
+    """Longest time without progress before giving up. By default as long as a stream's duplicate window, for the
+    ids."""
     batch_timeout_s: float = 15.0
     """Longest time without an answer before a batch is given up for the next."""
     wait_for_stream_s: float = WAIT_FOR_STREAM_S
-    """How long to try again when nobody listens to the very first message: then ``JetStreamUnavailable`` says that
-    JetStream is off, no stream stores the subject, or it has no leader, and nothing is stored. From the first answer on
+    """How long the very first message is repeated while no stream answers. Then ``JetStreamUnavailable`` is raised:
+    JetStream is off, no stream stores the subject, or it has no leader, and nothing is stored. After the first answer
     ``patience_s`` holds instead."""
     on_refused: Callable[[Refused], None] | None = None
-    """Called with each message the stream refuses, which is then skipped. Without it a refusal ends the publisher."""
+    """Called with each refused message, which is then skipped. Without it a refusal ends the publisher."""
 
     def __post_init__(self) -> None:
         flag("message_ids", self.message_ids)
@@ -165,7 +168,7 @@ class FastPublisherOptions:
     def batch_options(self, *, is_stream_known: bool) -> FastBatchOptions:
         return FastBatchOptions(
             gap="fail",
-            # An acknowledgement has to come before there is no room for more to send.
+            # An acknowledgement has to come before the pending messages reach their bound.
             flow=max(1, min(self.flow, self.max_pending_messages // (self.max_outstanding_acks + 1))),
             max_outstanding_acks=self.max_outstanding_acks,
             timeout=self.batch_timeout_s,
@@ -174,7 +177,7 @@ class FastPublisherOptions:
 
     @classmethod
     def of(cls, message_ids: bool, given: FastPublisherKeywords) -> FastPublisherOptions:
-        """From keywords; an unknown one is an error that lists the known ones."""
+        """The options in keywords; an unknown keyword is an error that lists the known ones."""
         check_keywords(cls, "fast publisher", given)
         return cls(message_ids=message_ids, **given)
 

@@ -1,22 +1,22 @@
-"""Messages of a fast batch on their way out: spelled as frames, numbered, and paced by the server. Pure.
+"""Outgoing messages of a fast batch: encoded as frames, numbered, and paced by the server. Pure.
 
-Spelling. Every message carries ``<prefix>.<id>.<flow>.<gap>.<sequence>.<operation>.$FI`` as its reply subject. All but
-the sequence and the operation are the same for a whole batch, so a frame is the head of its subject, two numbers and
-the data (``FastFrames``).
+Frames. Every message carries ``<prefix>.<id>.<flow>.<gap>.<sequence>.<operation>.$FI`` as its reply subject. All parts
+but the sequence and the operation are the same for a whole batch, so a frame is the head of its subject, two numbers
+and the data (``FastFrames``).
 
-Pace. The server acknowledges every ``msgs`` messages, a number that it changes as it likes, and the client lets at most
-``max_outstanding_acks`` of those be outstanding: all up to ``progress + msgs * max_outstanding_acks`` are wanted
-(``FastPace``). Progress is the highest sequence the server is known to be done with: acknowledged, refused with an
-error, or reported missing. An ack says that all before it are done with, so a lost one does not matter; and refusals
-and gaps must count, because no acknowledgement follows when nothing of a window was stored.
+Pace. The server acknowledges every ``msgs`` messages, a number that it may change at any time, and the client allows at
+most ``max_outstanding_acks`` outstanding acknowledgements: messages up to ``progress + msgs * max_outstanding_acks``
+are *wanted* (``FastPace``). Progress is the highest sequence known to be processed: acknowledged, refused with an
+error, or reported missing. An ack covers all sequences before it, so a lost ack does not matter; and refusals and gaps
+must count, because no acknowledgement follows when nothing of a window was stored.
 
-Sending. As many messages as one acknowledgement is for may come early, before they are wanted. ``FastSender`` keeps
-them as frames, and they leave with the answer that wants them: the server mostly acknowledges whole windows at once,
-and then has nothing to do until something reaches it.
+Sending. The messages for one further acknowledgement may be added early, before they are wanted. ``FastSender`` keeps
+their frames until an answer makes them wanted: the server mostly acknowledges whole windows at once, and is then idle
+until the next messages reach it.
 
-Invariants: a sequence is sent once. ``sent <= sequence``, and what is between them is kept, in order: it is sent before
-anything that is added later, or never. What is kept is at most one message more than ``CHUNK_BYTES``, or than one
-acknowledgement is for.
+Invariants: a sequence is sent once. ``sent <= sequence``, and the frames between them are kept, in order: they are sent
+before later messages, or never. At most ``CHUNK_BYTES`` and one more message are kept, and at most the messages for one
+acknowledgement.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from jetspark.publish.outgoing import CHUNK_BYTES, CHUNK_MESSAGES, Item, unsenda
 
 __all__ = ["FastFrames", "FastPace", "FastSender", "FrameKind"]
 
-# ---- spelling --------------------------------------------------------------------------------------------------------
+# ---- frames ----------------------------------------------------------------------------------------------------------
 
 
 # Publishers use few subjects; see Connection, which has the same bound.
@@ -42,7 +42,7 @@ MAX_KNOWN_SUBJECTS = 4096
 
 
 class FrameKind(enum.IntEnum):
-    """The last number of a reply subject."""
+    """The kind of a message: the last number of its reply subject."""
 
     START = 0
     APPEND = 1
@@ -52,30 +52,31 @@ class FrameKind(enum.IntEnum):
 
 
 class FastFrames:
-    """Makes the frames of one batch."""
+    """Encodes the frames of one batch."""
 
-    def __init__(self, machine: Connection) -> None:
-        self._machine = machine
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
         self._reply = b""
         self.heads: dict[str, bytes] = {}
-        """Subject to the beginning of its frames, up to the sequence. Always the same dict: the hot path has it too."""
-        self.max_payload_bytes = machine.info.max_payload_bytes
+        """By subject: the beginning of its frames, up to the sequence. The hot path shares this dict, so it stays the
+        same."""
+        self.max_payload_bytes = connection.info.max_payload_bytes
 
     def reply_to(self, prefix: str, flow: int, gap: str) -> None:
-        """Where answers are to go from now on; ``prefix`` has the id."""
+        """Set the reply subjects of all further frames; ``prefix`` has the batch's id."""
         self._reply = f"{prefix}.{flow}.{gap}.".encode()
         self.heads.clear()
 
     def on_session(self) -> None:
-        """Another server may take larger messages, or only smaller ones."""
-        self.max_payload_bytes = self._machine.info.max_payload_bytes
+        """Adopt the payload limit of another server."""
+        self.max_payload_bytes = self._connection.info.max_payload_bytes
 
     def frame(self, item: Item, sequence: int, operation: int) -> bytes:
         """
         Raises:
-            InvalidSubject, InvalidHeader, PayloadTooLarge, ConfigError: It cannot be sent.
+            InvalidSubject, InvalidHeader, PayloadTooLarge, ConfigError: The message cannot be sent.
         """
-        if isinstance(item, str):  # has a first and a second, too
+        if isinstance(item, str):  # indexing would split it into characters
             raise unsendable(item)
         try:
             head = self.heads.get(item[0])
@@ -86,10 +87,10 @@ class FastFrames:
             head = self._learn_head(item[0])
         if not headers:
             if type(data) is not bytes or len(data) > self.max_payload_bytes:
-                data = self._machine.payload(data)
+                data = self._connection.payload(data)
             return b"%b%d.%d.$FI %d\r\n%b\r\n" % (head, sequence, operation, len(data), data)
         block = headers if isinstance(headers, bytes) else header_block(headers)
-        data = self._machine.payload(data, len(block))
+        data = self._connection.payload(data, len(block))
         address = b"%b%d.%d.$FI" % (head[4:], sequence, operation)
         return frames.HPUB % (address, len(block), len(block) + len(data), block, data)
 
@@ -97,16 +98,17 @@ class FastFrames:
         """Append frames of messages to ``ready``, after this sequence, until they have ``max_bytes`` or more.
 
         Raises:
-            InvalidSubject, InvalidHeader, PayloadTooLarge, ConfigError: One cannot be sent; those before it are ready.
+            InvalidSubject, InvalidHeader, PayloadTooLarge, ConfigError: A message cannot be sent; earlier ones are
+            ready.
         """
         heads, max_payload = self.heads, self.max_payload_bytes
         reply = self._reply
         known, head = None, None
         for item in items:
             sequence += 1
-            try:  # costs nothing as long as nothing is raised
+            try:  # free unless it raises
                 subject, data = item[0], item[1]
-                if subject is not known:  # most go where the one before went
+                if subject is not known:  # most messages have the subject of the one before
                     known, head = subject, heads.get(subject)
                 elif head is None:
                     head = self._learn_head(subject)
@@ -114,8 +116,8 @@ class FastFrames:
                 raise unsendable(item) from None
             frame = None
             if head is None:
-                # Headers that are encoded, and a subject of its own for each message: a state for each key. A head that
-                # is used once is not worth learning.
+                # Encoded headers, and a different subject for each message: a state for each key. Caching a head that
+                # is used once is useless.
                 if len(item) == 3 and type(data) is bytes and type(block := item[2]) is bytes and block:
                     size = len(block) + len(data)
                     if size <= max_payload:
@@ -132,7 +134,7 @@ class FastFrames:
                             data,
                         )
             elif type(data) is bytes:
-                # The common cases, without a call: no headers, or headers that are encoded already.
+                # The common cases, without a call: no headers, or encoded headers.
                 if len(item) == 2:
                     if (size := len(data)) <= max_payload:
                         frame = b"%b%d.1.$FI %d\r\n%b\r\n" % (head, sequence, size, data)
@@ -140,7 +142,7 @@ class FastFrames:
                     frame = b"H%b%d.1.$FI %d %d\r\n%b%b\r\n" % (head, sequence, len(block), size, block, data)
             if frame is None:
                 frame = self.frame(item, sequence, FrameKind.APPEND)
-                head = heads.get(subject)  # it knows the subject now
+                head = heads.get(subject)  # cached by the call
             ready.append(frame)
             max_bytes -= len(frame)
             if max_bytes <= 0:
@@ -149,7 +151,7 @@ class FastFrames:
     def _learn_head(self, subject: str) -> bytes:
         if len(self.heads) >= MAX_KNOWN_SUBJECTS:
             self.heads.clear()
-        head = self.heads[subject] = b"PUB %b %b" % (self._machine.address(subject), self._reply)
+        head = self.heads[subject] = b"PUB %b %b" % (self._connection.address(subject), self._reply)
         return head
 
 
@@ -157,7 +159,7 @@ class FastFrames:
 
 
 class FastPace:
-    """How far a batch may be ahead of the server."""
+    """The number of messages that a batch may be ahead of the server."""
 
     def __init__(self, max_outstanding_acks: int) -> None:
         self._max_outstanding_acks = max_outstanding_acks
@@ -170,11 +172,11 @@ class FastPace:
         return self.progress + self.msgs_per_ack * self._max_outstanding_acks
 
     def change(self, msgs_per_ack: int) -> None:
-        """The server acknowledges after this many messages from now on."""
+        """Set the number of messages for each further acknowledgement."""
         self.msgs_per_ack = min(max(1, msgs_per_ack), HIGHEST_FLOW)
 
     def move_to(self, sequence: int) -> bool:
-        """The server is done with all up to this one; whether that is news."""
+        """Record that the server has processed all messages up to this one; False if that was known."""
         if sequence <= self.progress:
             return False
         self.progress = sequence
@@ -182,44 +184,44 @@ class FastPace:
 
 
 class FastSender:
-    """Gives messages their sequences, sends those that are wanted, and keeps those that come early.
+    """Numbers messages, sends the wanted ones, and keeps the early ones.
 
-    Drivers call :meth:`add` for every message; the batch tells when it opens, how far the server is, and when it ends.
+    Drivers call :meth:`add` for every message; the batch reports its opening, the server's progress, and its end.
     """
 
-    def __init__(self, machine: Connection, options: FastBatchOptions) -> None:
+    def __init__(self, connection: Connection, options: FastBatchOptions) -> None:
         self.sequence = 0
-        """The highest that a message has."""
+        """The highest sequence of a message."""
         self.sent = 0
-        """The highest sent; above it is what came early."""
+        """The highest sequence sent; the frames above it are kept."""
         self.wanted = 0
-        """The highest sequence that may be sent now; a number by itself, because it is looked at for every message."""
+        """The highest sequence that may be sent now; an attribute, because it is read for every message."""
         self.limit = 0
-        """The highest sequence that may be given to a message now; likewise."""
+        """The highest sequence that may be added now; likewise."""
         self.sent_at = 0.0
         """When the last message was sent."""
         self.first_subject = ""
-        """Where the first message went: what is no message goes there, too."""
-        self._machine, self._options = machine, options
+        """The subject of the first message; pings and ends go there, too."""
+        self._connection, self._options = connection, options
         self._pace = FastPace(options.max_outstanding_acks)
         self._takes_more = False
-        """Messages may be added: the batch is open, and nothing has ended it."""
+        """True if messages may be added: the batch is open, and nothing has ended it."""
         self._early: list[bytes] = []
         """Frames of messages that are not wanted yet."""
         self._early_bytes = 0
-        self._frames = FastFrames(machine)
+        self._frames = FastFrames(connection)
         self._heads, self._max_payload_bytes = self._frames.heads, self._frames.max_payload_bytes
-        """Those of ``_frames``, for :meth:`add`."""
+        """The attributes of ``_frames``, for :meth:`add`."""
 
     @property
     def room(self) -> int:
-        """How many messages may be added now."""
+        """Number of messages that may be added now."""
         room = self.limit - self.sequence
         return room if room > 0 else 0
 
     @property
     def due(self) -> int:
-        """How many messages the server wants now."""
+        """Number of messages that the server wants now."""
         return max(0, self.wanted - self.sequence)
 
     @property
@@ -228,7 +230,7 @@ class FastSender:
         return self._pace.msgs_per_ack
 
     def uses(self, subject: str) -> bool:
-        """Whether messages were sent there."""
+        """True if the batch has sent messages to the subject."""
         return subject in self._heads
 
     # ---- the first and the last ------------------------------------------------------------------------------------
@@ -240,11 +242,11 @@ class FastSender:
         self.first_subject = item[0]
 
     def commit(self, item: Item, now: float) -> None:
-        """Send the last message, behind what is kept. It needs no room: nothing follows it."""
+        """Send the last message, behind the kept ones. It needs no room: nothing follows it."""
         self._place_last(self._frames.frame(item, self.sequence + 1, FrameKind.COMMIT), now)
 
     def end(self, now: float) -> None:
-        """Send an end that is no message, behind what is kept."""
+        """Send an end without a message, behind the kept messages."""
         self._place_last(self._control(self.sequence + 1, FrameKind.END), now, is_urgent=True)
 
     def _place_last(self, frame: bytes, now: float, *, is_urgent: bool = False) -> None:
@@ -255,7 +257,7 @@ class FastSender:
 
     def ping(self) -> None:
         """Send a ping with the highest sequence sent."""
-        self._machine.publish_frames([self._control(self.sent, FrameKind.PING)], is_urgent=True)
+        self._connection.publish_frames([self._control(self.sent, FrameKind.PING)], is_urgent=True)
 
     def _control(self, sequence: int, kind: FrameKind) -> bytes:
         return self._frames.frame((self.first_subject, b""), sequence, kind)
@@ -263,9 +265,9 @@ class FastSender:
     # ---- adding ------------------------------------------------------------------------------------------------
 
     def add(self, item: Item, now: float) -> None:
-        """Send one message, as soon as it is wanted; there must be room.
+        """Send one message as soon as it is wanted; there must be room.
 
-        What this raises (``InvalidSubject``, ``PayloadTooLarge``, ``BufferFull``...), the batch does not notice.
+        After an error (``InvalidSubject``, ``PayloadTooLarge``, ``BufferFull``...) the batch is unchanged.
         """
         sequence = self.sequence + 1
         try:
@@ -273,13 +275,13 @@ class FastSender:
         except (TypeError, LookupError):
             raise unsendable(item) from None
         if head is not None and len(item) == 2 and type(data) is bytes and len(data) <= self._max_payload_bytes:
-            frame = b"%b%d.1.$FI %d\r\n%b\r\n" % (head, sequence, len(data), data)  # the common case, not by a call
+            frame = b"%b%d.1.$FI %d\r\n%b\r\n" % (head, sequence, len(data), data)  # the common case, without a call
         else:
             frame = self._frames.frame(item, sequence, FrameKind.APPEND)
         if sequence <= self.wanted:
             self.sequence = self.sent = sequence  # counted first, as in `_send`
             try:
-                self._machine.publish_frame(frame)
+                self._connection.publish_frame(frame)
             except Exception:
                 self.sequence = self.sent = sequence - 1
                 raise
@@ -288,11 +290,11 @@ class FastSender:
             self._keep([frame])
 
     def add_many(self, items: Iterable[Item], now: float) -> None:
-        """Send messages, as soon as they are wanted; there must be room for all.
+        """Send messages as soon as they are wanted; there must be room for all.
 
         Raises:
-            BufferFull, ConnectionClosed: None is added.
-            ConfigError: One cannot be sent; those before it are added.
+            BufferFull, ConnectionClosed: No message is added.
+            ConfigError: A message cannot be sent; the messages before it are added.
         """
         ready: list[bytes] = []
         try:
@@ -302,10 +304,10 @@ class FastSender:
                 self._place(ready, now)
 
     def add_up_to(self, count: int, items: Iterable[Item], now: float) -> None:
-        """Send the first messages, ``count`` of them, for which there must be room, or less if they are large.
+        """Send the first ``count`` messages, for which there must be room, or fewer if they are large.
 
         Raises:
-            BufferFull, ConnectionClosed: None is added.
+            BufferFull, ConnectionClosed: No message is added.
         """
         ready: list[bytes] = []
         self._frames.build(islice(items, count), self.sequence, ready, CHUNK_BYTES)
@@ -313,16 +315,16 @@ class FastSender:
 
     @property
     def may_add_some(self) -> bool:
-        """Whether the connection takes a piece of :meth:`add_some` for sure, whatever is in it."""
-        machine = self._machine
-        piece_bytes = CHUNK_BYTES + 2 * self._max_payload_bytes  # the last message may pass the bound by all of itself
-        return not machine.out_bytes or machine.out_bytes + piece_bytes <= machine.options.send_buffer_bytes
+        """True if the connection certainly has room for a piece of :meth:`add_some`, whatever its content."""
+        connection = self._connection
+        piece_bytes = CHUNK_BYTES + 2 * self._max_payload_bytes  # the last message may exceed it by its whole size
+        return not connection.out_bytes or connection.out_bytes + piece_bytes <= connection.options.send_buffer_bytes
 
     def add_some(self, items: Iterator[Item], now: float) -> bool:
-        """Take some messages, as many as there is room for, and send them; False when there are no more.
+        """Take as many messages as there is room for, and send them; False when the iterator has ended.
 
-        Nothing is taken that is not added, so ``may_add_some`` must be true. What this raises comes after those before
-        it were added.
+        Every taken message is added, so ``may_add_some`` must be true. An error is raised after the messages before it
+        were added.
         """
         ready: list[bytes] = []
         try:
@@ -335,7 +337,7 @@ class FastSender:
     # ---- sending -----------------------------------------------------------------------------------------------
 
     def _place(self, ready: list[bytes], now: float) -> None:
-        """Give the next sequences to frames that were built for them: send what is wanted, keep the others."""
+        """Give the next sequences to frames that were encoded for them: send the wanted ones, keep the others."""
         due = ready[: self.due]
         if due:
             self._send(due, self.sequence + len(due), now)
@@ -345,12 +347,12 @@ class FastSender:
     def _send(self, ready: list[bytes], last: int, now: float, *, is_urgent: bool = False) -> None:
         """Send frames, the last of which has this sequence.
 
-        They are counted first: an interrupt must not leave messages on their way that nobody has counted.
+        They are counted first: an interrupt must not leave uncounted messages on their way.
         """
         before = self.sequence, self.sent
         self.sequence, self.sent = max(self.sequence, last), last
         try:
-            self._machine.publish_frames(ready, is_urgent=is_urgent)
+            self._connection.publish_frames(ready, is_urgent=is_urgent)
         except Exception:
             self.sequence, self.sent = before
             raise
@@ -365,35 +367,35 @@ class FastSender:
 
     # ---- what the batch tells --------------------------------------------------------------------------------------
 
-    def take_more(self, takes_more: bool) -> None:
-        """Whether messages may be added."""
+    def allow_more(self, takes_more: bool) -> None:
+        """Allow, or refuse, further messages."""
         self._takes_more = takes_more
         self._set_limit()
 
     def change_pace(self, msgs_per_ack: int) -> None:
-        """The server acknowledges after this many messages from now on."""
+        """Set the number of messages for each further acknowledgement."""
         self._pace.change(msgs_per_ack)
         self._set_limit()
 
     def move_to(self, sequence: int) -> bool:
-        """The server is done with all up to this one; whether that is news."""
+        """Record that the server has processed all messages up to this one; False if that was known."""
         if not self._pace.move_to(sequence):
             return False
         self._set_limit()
         return True
 
     def send_wanted(self, now: float) -> None:
-        """Of what is kept, send what is wanted by now."""
+        """Send the kept messages that are wanted by now."""
         if self._early and self.wanted > self.sent:
             self._send_early(self.wanted - self.sent, now)
 
     def send_all(self, now: float) -> None:
-        """Send all that is kept, wanted or not: there is nobody to wait until it is."""
+        """Send all kept messages, wanted or not, because the batch ends."""
         self._send_early(len(self._early), now)
 
     def _send_early(self, count: int, now: float) -> None:
-        """Of what was kept, the first messages."""
-        if not self._early or self._machine.is_closed:
+        """Send the first kept messages."""
+        if not self._early or self._connection.is_closed:
             return
         ready, self._early = self._early[:count], self._early[count:]
         # They were accepted long ago, and are few: they do not wait for room in the connection's buffer again.
@@ -402,22 +404,22 @@ class FastSender:
         self._set_limit()
 
     def drop_kept(self) -> None:
-        """What is kept is not sent any more, and nothing is added: the batch is over, or will be without it."""
+        """Drop the kept messages and refuse further ones: the batch is over, or will be without them."""
         self._early.clear()
         self._early_bytes = 0
-        self.take_more(False)
+        self.allow_more(False)
 
     def begin_again(self) -> None:
-        """Nothing was stored: sequences are given anew."""
+        """Start numbering again, because nothing was stored."""
         self.sequence = self.sent = 0
 
     def on_session(self) -> None:
-        """Another server may take larger messages, or only smaller ones."""
+        """Adopt the payload limit of another server."""
         self._frames.on_session()
         self._max_payload_bytes = self._frames.max_payload_bytes
 
     def _set_limit(self) -> None:
-        # What is kept still goes out, at the server's pace, when the end of the batch is behind it.
+        # Kept messages are still sent at the server's pace when the end of the batch is behind them.
         self.wanted = self._pace.wanted if self._takes_more or self._early else 0
         if not self._takes_more:
             self.limit = 0

@@ -1,4 +1,4 @@
-"""Messages as they are given to publishers, many at a time. Pure."""
+"""Sequences of messages as callers give them to publishers. Pure."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ __all__ = [
 ]
 
 Item: TypeAlias = tuple[str, bytes] | tuple[str, bytes, HeadersLike | bytes | None]
-"""Subject, data, and headers if there are any; bytes are a header block that is encoded already, and sent unchecked."""
+"""Subject, data, and optional headers; bytes are an encoded header block, and are sent unchecked."""
 
-# What is taken from an iterable at a time: enough to make one large write, and a bound for memory.
+# Messages and bytes taken from an iterator at a time: enough for one large write, and a bound for memory.
 CHUNK_MESSAGES = 500
 CHUNK_BYTES = 256 << 10
 
@@ -41,7 +41,7 @@ _subject_of, data_of = itemgetter(0), itemgetter(1)
 def unsendable(
     item: Any, what: str = "items", expected: str = "each to be (subject, data), or (subject, data, headers)"
 ) -> ConfigError:
-    """What is wrong with something that is no message, or whose subject cannot even be looked up."""
+    """The error for an object that is not a message, or has an invalid subject."""
     try:
         subject, *_ = item
         validate_subject(subject)
@@ -53,10 +53,10 @@ def unsendable(
 
 
 def plain(message: Any) -> tuple[str, bytes]:
-    """The two parts of a message that has no headers.
+    """Subject and data of a message without headers.
 
     Raises:
-        ConfigError: It is none.
+        ConfigError: The object is not such a message.
     """
     try:
         subject, data = message
@@ -66,10 +66,10 @@ def plain(message: Any) -> tuple[str, bytes]:
 
 
 def last_message(subject: str | None, data: bytes, headers: HeadersLike | None) -> Item | None:
-    """What a commit is given to send along; None for nothing.
+    """The last message given to a commit; None without one.
 
     Raises:
-        ConfigError: Data or headers, and nobody knows where they are to go.
+        ConfigError: Data or headers are given without a subject.
     """
     if subject is not None:
         return subject, data, headers
@@ -87,24 +87,24 @@ def each_of(items: Iterable[Item]) -> Iterator[Item]:
 
 
 def take(items: Iterator[Item], chunk: list[Item], max_messages: int, max_bytes: int) -> None:
-    """Move some items into ``chunk``, which keeps what it got when the iterator raises.
+    """Move some items into ``chunk``, which keeps them when the iterator raises.
 
-    The last one may be larger than what is left of ``max_bytes``.
+    The last one may exceed the rest of ``max_bytes``.
     """
     for item in islice(items, max_messages):
         chunk.append(item)
         try:
             max_bytes -= len(item[1])
         except (TypeError, LookupError):
-            return  # not a message; making a frame of it raises
+            return  # not a message; encoding it raises
         if max_bytes <= 0:
             return
 
 
 def all_but_last(items: Iterator[Item], held: list[Item], room: Callable[[], int]) -> Iterator[list[Item]]:
-    """Chunks of the items, as large as there is room for, but for the last one: that stays in ``held``.
+    """Chunks of the items, as large as there is room for; the last item stays in ``held``.
 
-    The last one so far may have to be sent as a commit. When the iterator raises, the chunk that it began comes first.
+    The last item so far may have to be sent as a commit. When the iterator raises, the chunk that it began comes first.
     """
     while True:
         chunk = held.copy()
@@ -121,7 +121,7 @@ def all_but_last(items: Iterator[Item], held: list[Item], room: Callable[[], int
 
 
 def some_of(items: list[Item], at: int, max_messages: int, max_bytes: int) -> list[Item]:
-    """Those that :func:`take` would take, from the place ``at`` on, of messages that are known to be messages."""
+    """As :func:`take`, from index ``at`` on, for a list of known messages."""
     chunk = items[at : at + max_messages]
     if sum(map(len, map(data_of, chunk))) < max_bytes:
         return chunk
@@ -130,19 +130,19 @@ def some_of(items: list[Item], at: int, max_messages: int, max_bytes: int) -> li
     return fitting
 
 
-def are_plain(machine: Connection, items: Sequence[Item], *, beside: int = 0) -> bool:
-    """Whether all of them have no headers and can be sent as they are, or with headers of ``beside`` bytes.
+def are_plain(connection: Connection, items: Sequence[Item], *, beside: int = 0) -> bool:
+    """True if all messages have no headers and can be sent as they are, or with headers of ``beside`` bytes.
 
-    The loops are the interpreter's own: publishers do this for every message. What is not plain is looked at one by
-    one, by the caller, and may well be sent.
+    The loops run in C: publishers do this for every message. If False, the caller checks the messages one by one, and
+    may still send them.
     """
     try:
         if set(map(type, items)) != {tuple} or sum(map(len, items)) != 2 * len(items):
             return False
         if set(map(type, map(data_of, items))) != {bytes}:
             return False
-        if max(map(len, map(data_of, items))) + beside > machine.info.max_payload_bytes:
+        if max(map(len, map(data_of, items))) + beside > connection.info.max_payload_bytes:
             return False
-        return all(map(machine.address, set(map(_subject_of, items))))
-    except (TypeError, LookupError, InvalidSubject):  # something that is no message, or goes nowhere
+        return all(map(connection.address, set(map(_subject_of, items))))
+    except (TypeError, LookupError, InvalidSubject):  # not a message, or without a valid subject
         return False

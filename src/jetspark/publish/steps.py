@@ -48,76 +48,76 @@ class Connect:
 
 
 class Answers(Protocol):
-    """A request that has many answers, and what they say."""
+    """A request with many answers, and the state of its answers."""
 
     @property
     def is_over(self) -> bool:
-        """Whether the last answer was given."""
+        """True after the last answer."""
 
     def request(self) -> Request: ...
 
     def accept_all(self, messages: Sequence[CoreMessage]) -> None:
-        """Take answers, in their order. What comes behind the last one is not looked at."""
+        """Read answers, in their order. Messages behind the last answer are ignored."""
 
     def lost(self) -> None:
-        """The connection was lost: the other answers will not come."""
+        """Record that the connection was lost, and with it the other answers."""
 
 
 @dataclass(frozen=True, slots=True)
 class AskMany:
-    """Send the request of ``answers``, and give it the answers until it is over. There is nothing to send back."""
+    """Send the request of ``answers``, and pass the answers to it until it is over. There is no answer to the step."""
 
     answers: Answers
 
 
 @dataclass(frozen=True, slots=True)
 class IngestAll:
-    """Store messages by one fast batch that goes on after refusals. The answer is an :class:`IngestReport`."""
+    """Store messages by one fast batch that continues after refusals. The answer is an :class:`IngestReport`."""
 
     items: Iterable[Item]
 
 
 @dataclass(frozen=True, slots=True)
 class IngestReport:
-    """What became of a fast batch. Numbers are those of its messages, from 1."""
+    """The result of a fast batch. Numbers are those of its messages, from 1."""
 
     acknowledged: int
-    """The server is done with all messages up to this one."""
+    """The server has processed all messages up to this one."""
     missing: tuple[range, ...]
     """Messages that were lost on the way, or may be."""
     refusals: tuple[Refusal, ...]
     failure: JetSparkError | None = None
-    """Why the batch ended before its time. What became of the messages that are not acknowledged is unknown then."""
+    """The reason of an early end. Messages without an acknowledgement may then be stored or not."""
     last_sequence: int = 0
-    """The stream sequence of the last message that was stored, as the final acknowledgement says; 0 without one."""
+    """The stream sequence of the last message stored, by the final acknowledgement; 0 without one."""
 
 
 @dataclass(frozen=True, slots=True)
 class PublishEach:
     """Publish messages, each with an acknowledgement of its own.
 
-    The answer is a list with the error of each message, or None for one that is stored.
+    The answer is a list with the error of each message, or None for a stored message.
     """
 
     items: Iterable[Item]
 
 
 class PullSource(Protocol):
-    """A pull consumer that is read."""
+    """An open pull consumer."""
 
     puller: Puller[Any]
 
 
 @dataclass(frozen=True, slots=True)
 class OpenPull:
-    """Subscribe to what is pulled from a consumer without acknowledgements. The answer is a :class:`PullSource`."""
+    """Subscribe to a pull consumer without acknowledgements. The answer is a :class:`PullSource`."""
 
     info: ConsumerInfo
 
 
 @dataclass(frozen=True, slots=True)
 class Pull:
-    """Ask as ``reader`` says, and wait once if nothing is there. The answer is a list of messages, perhaps empty."""
+    """Send the next request of ``reader``, and wait once for messages. The answer is a list, perhaps empty."""
 
     source: PullSource
     reader: Flow[Any]
@@ -125,7 +125,7 @@ class Pull:
 
 @dataclass(frozen=True, slots=True)
 class ClosePull:
-    """Unsubscribe and delete the consumer. If that fails, the server forgets the consumer by itself."""
+    """Unsubscribe and delete the consumer. If that fails, the server removes the consumer after its idle time."""
 
     source: PullSource
     info: ConsumerInfo
@@ -139,7 +139,7 @@ Procedure: TypeAlias = Steps[Step, T]
 
 
 class Pieces(Protocol):
-    """Something that is read piece by piece: :meth:`next` until it returns None, and :meth:`close` in any case."""
+    """A source that is read piece by piece: :meth:`next` until it returns None, and :meth:`close` in any case."""
 
     def next(self) -> Procedure[list[Any] | None]: ...
 
@@ -147,7 +147,7 @@ class Pieces(Protocol):
 
 
 def meaning(error: JetSparkError, *, renews: bool) -> JetSparkError:
-    """What an error means to a procedure: where the next connection is another one, the end of this one passes."""
+    """The error as a procedure should see it: if connections are replaced, a closed one is only a lost one."""
     if renews and isinstance(error, ConnectionClosed):
         return ConnectionLost(f"the connection was closed: {error}")
     if renews and isinstance(error.__cause__, ConnectionClosed):  # of a batch in doubt

@@ -1,4 +1,4 @@
-"""Writing several keys of a bucket together: what both drivers' transactions have in common. Pure."""
+"""The part of both drivers' transactions (writing several keys of a bucket together) that does not wait. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["TransactionBase"]
 
 
 class TransactionBase(Block):
-    """The writes of a transaction, and what became of them."""
+    """The writes of a transaction, and its outcome."""
 
     _batch: AtomicBatchBase
 
@@ -18,7 +18,7 @@ class TransactionBase(Block):
         self._bucket = bucket
         self._writes = Writes(bucket)
         self.revisions: dict[str, int] = {}
-        """Of the keys written, once committed; deleted ones included."""
+        """The revision of each written key, once committed; deleted keys included."""
 
     @property
     def outcome(self) -> Outcome:
@@ -35,6 +35,6 @@ class TransactionBase(Block):
         self._check_inside()
         return self._writes
 
-    def _note_revisions(self) -> None:
+    def _store_revisions(self) -> None:
         if self._batch.outcome == "stored":
             self.revisions = self._writes.revisions(self._batch.ack)

@@ -1,30 +1,29 @@
 """Windowed publishing: many messages on their way to JetStream, each acknowledged on its own. No socket, no clock.
 
-One publish, and who moves it::
+The states of one publish, and the cause of each transition::
 
     publish() ──> OUTSTANDING ──ack──────────────────────────> PubAck
                        │ ──error reply───────────────────────> ServerError            nothing was stored
-                       │ ──503, nobody listens───────────────> JetStreamUnavailable   nothing was stored
+                                │ ──503, no responders────────────────> JetStreamUnavailable   nothing was stored
                        │ ──-ERR permissions──────────────────> PermissionDenied       nothing was stored
                        │ ──session over, it had left─────────> ConnectionLost         unknown
                        │ ──no answer within ack_timeout──────> RequestTimeout         unknown
                        └ ──connection over───────────────────> ConnectionClosed, or the error that ended it: unknown
 
-Every message has a reply subject of its own, used once, under one inbox. The table of outstanding messages is keyed
-by its last token and in order of publishing. Invariants: a handle is in the table from the moment its message was
-accepted until it is resolved, and is resolved at most once; an answer to a message that is not in the table is ignored;
-the table never has more than ``max_outstanding`` entries.
+Every message has its own reply subject, used once, under one inbox. The table of outstanding messages is keyed by the
+subject's last token and in order of publishing. Invariants: a handle is in the table from the acceptance of its message
+until it is resolved, and is resolved at most once; an answer to a message that is not in the table is ignored; the
+table never has more than ``max_outstanding`` entries.
 
-A lost session resolves exactly those messages that had been handed to the network: the number each had when it was
-accepted, compared with the numbers in ``Disconnected``, tells. The others are still in the connection's buffer, will
-be sent after the reconnect, and stay. ``ack_timeout`` does not run while there is no session, and begins anew with
-the next: nobody could have answered.
+A lost session resolves exactly the messages that had been handed to the network: each message's number at its
+acceptance is compared with the numbers in ``Disconnected``. The others are still in the connection's buffer, will be
+sent after the reconnect, and stay. ``ack_timeout`` does not run without a session, and starts again with the next: no
+answer could have arrived.
 
-Acknowledgements come in great numbers, and nearly all look alike. The connection hands them over as runs, and a run
-whose acknowledgements all have the usual form is read by a few calls for all of it together. Any other answer is read
-by itself.
+Acknowledgements are many, and nearly all have the same form. The connection delivers them as runs, and a run with only
+the usual form is parsed as a whole by a few calls. Any other answer is parsed separately.
 
-Handles are the driver's, with the three methods of :class:`Handle`. A cancelled one is left alone; its place is free
+Handles are the driver's, with the three methods of :class:`Handle`. A cancelled one is left alone; it leaves the table
 when its message is acknowledged or given up, like any other.
 """
 
@@ -59,18 +58,19 @@ from jetspark.jetstream.publishing import read_plain_acks, read_pub_ack
 __all__ = ["ACK_TIMEOUT_S", "DEFAULT_WINDOW", "MAX_OUTSTANDING", "Handle", "HandleFacts", "PublishWindow"]
 __all__ += ["WhenFull", "WindowBase", "WindowOptions"]
 
-# On one machine the rate is flat from 1000 on, and at 250 it is a sixth lower; 4000 leave room for longer ways (10 ms
-# there and back: 400 thousand a second). More is no gain: what overruns the server's queue is refused with 429.
+# On one machine the rate is flat from 1000 on, and at 250 it is a sixth lower; 4000 leave room for longer distances (10
+# ms round trip: 400 thousand a second). A larger window gains nothing:
+# the server refuses with 429 beyond its queue.
 MAX_OUTSTANDING = 4000
 
-# Those who wait for room go on when an eighth of the window is free, or this much later with what there is. Where
-# acknowledgements come a few at a time, each of their turns would otherwise be a few messages and a write of its own:
-# with 20 at a time a message took 6.6 us in place of 4.8. What is left of the window keeps the server busy meanwhile.
-# The bound of time is for a window whose rest is not acknowledged for long, as by a stream without a leader.
+# Callers that wait for room continue when an eighth of the window is free, or this much later with any room. If
+# acknowledgements arrive a few at a time, each caller would otherwise publish a few messages with a write of their own:
+# with 20 at a time a message took 6.6 us instead of 4.8. The rest of the window keeps the server busy during the wait.
+# The time bound is for a window without acknowledgements for long, as after the loss of a leader.
 ROOM_SHARE = 8
 GATHER_S = 0.005
 
-# Long enough for the election of a leader; what was under way to the old one may get no answer at all.
+# Long enough for the election of a leader; messages on their way to the old one may never be answered.
 ACK_TIMEOUT_S = 30.0
 
 WhenFull = Literal["wait", "raise"]
@@ -78,7 +78,7 @@ WhenFull = Literal["wait", "raise"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowOptions:
-    """What a window is like; publishers with equal options may share one."""
+    """Options of a window; publishers with equal options may share one."""
 
     max_outstanding: int = MAX_OUTSTANDING
     ack_timeout: float = ACK_TIMEOUT_S
@@ -95,10 +95,10 @@ DEFAULT_WINDOW = WindowOptions()
 
 
 class HandleFacts:
-    """What a window has to know of an outstanding message, in slots of its handle, which are named in ``SLOTS``.
+    """The facts about an outstanding message, in slots of its handle, which are named in ``SLOTS``.
 
-    In a record of its own it would be one more object for each message, and one more for the garbage collector to look
-    at. Classes with a layout in C, as asyncio's futures have, inherit no slots: so a subclass makes them.
+    A separate record would be one more object for each message, and one more for the garbage collector to visit.
+    Classes with a layout in C, such as asyncio's futures, inherit no slots: so a subclass declares them.
     """
 
     __slots__ = ()
@@ -112,7 +112,7 @@ class HandleFacts:
 
 
 class Handle(Protocol):
-    """Who waits for an acknowledgement; it has the facts of :class:`HandleFacts`."""
+    """The waiter for an acknowledgement; it has the facts of :class:`HandleFacts`."""
 
     window: PublishWindow
     subject: str
@@ -129,7 +129,7 @@ class PublishWindow:
 
     def __init__(
         self,
-        machine: Connection,
+        connection: Connection,
         reader: Reader,
         *,
         max_outstanding: int = MAX_OUTSTANDING,
@@ -139,7 +139,7 @@ class PublishWindow:
         """``reader`` is the driver's object that is woken when acknowledgements have arrived."""
         WindowOptions(max_outstanding=max_outstanding, ack_timeout=ack_timeout, when_full=when_full)  # raises, if wrong
         self.max_outstanding, self.ack_timeout_s, self.when_full = max_outstanding, ack_timeout, when_full
-        self._machine, self._reader = machine, reader
+        self._connection, self._reader = connection, reader
         self._inbox: SubscriptionState | None = None
         self._reply_prefix = ""
         self._raw_reply_prefix = b""
@@ -148,7 +148,7 @@ class PublishWindow:
         """By the reply subject's last token."""
         self._session_began = float("-inf")
         self._overlooked = 0
-        machine.denials.watch(self)
+        connection.denials.watch(self)
 
     @property
     def outstanding(self) -> int:
@@ -160,23 +160,23 @@ class PublishWindow:
 
     @property
     def has_much_room(self) -> bool:
-        """Whether it is worth while to wake those who wait for room."""
+        """True if there is enough room to wake the callers that wait for it."""
         return self.max_outstanding - len(self._waiting) >= max(1, self.max_outstanding // ROOM_SHARE)
 
     @property
     def inbox(self) -> SubscriptionState | None:
-        """Where acknowledgements arrive; None before the first publish."""
+        """The subscription for acknowledgements; None before the first publish."""
         return self._inbox
 
     def waits_for(self, handle: Handle) -> bool:
-        """Whether its acknowledgement is outstanding."""
+        """True if its acknowledgement is outstanding."""
         return any(known is handle for known in self._waiting.values())
 
     def check_may_wait(self) -> None:
-        """The window is full: may the caller wait for room?
+        """Check that the caller may wait for room in a full window.
 
         Raises:
-            WindowFull: No, by its own wish.
+            WindowFull: The caller chose not to wait.
         """
         if self.when_full == "raise":
             raise WindowFull(self.max_outstanding)
@@ -184,66 +184,66 @@ class PublishWindow:
     def publish(self, handle: Handle, subject: str, data: bytes, headers: HeadersLike | None, now: float) -> bool:
         """Accept a message for sending; False when the window is full.
 
-        What this raises, ``Connection.publish`` does; then nothing was accepted either.
+        Raises as ``Connection.publish``; then the message was not accepted.
         """
-        waiting, machine = self._waiting, self._machine
+        waiting, connection = self._waiting, self._connection
         if len(waiting) >= self.max_outstanding:
             return False
         if self._inbox is None:
             self._open_inbox()
         self._last_token += 1
         token = b"%d" % self._last_token
-        machine.publish_with_reply(subject, self._raw_reply_prefix + token, data, headers)
-        handle.window, handle.subject, handle.number, handle.accepted_at = self, subject, machine.published, now
+        connection.publish_with_reply(subject, self._raw_reply_prefix + token, data, headers)
+        handle.window, handle.subject, handle.number, handle.accepted_at = self, subject, connection.published, now
         waiting[token] = handle
         return True
 
     def _open_inbox(self) -> None:
-        prefix = self._machine.names.new_inbox()
-        # No more can arrive than was asked for, so the window is the bound.
-        inbox = self._machine.subscribe(
+        prefix = self._connection.names.new_inbox()
+        # Bounded by the window: each message has one answer.
+        inbox = self._connection.subscribe(
             f"{prefix}.*", is_unbounded=True, is_inbox=True, takes_runs=True, reader=self._reader
         )
         self._reply_prefix = f"{prefix}."
         self._raw_reply_prefix = self._reply_prefix.encode()
         self._inbox = inbox
 
-    # ---- what comes back ---------------------------------------------------------------------------------------
+    # ---- answers -----------------------------------------------------------------------------------------------
 
     def on_replies(self, now: float) -> None:
-        """Take everything that has arrived in the inbox."""
+        """Read all answers in the inbox."""
         inbox = self._inbox
         if inbox is None:
             return
-        # They are taken away when all are passed on: a thread may be interrupted before, and then passes on the rest.
+        # Removed after they were applied: a thread may be interrupted before, and then applies the rest later.
         runs, pending = inbox.answer_runs, inbox.pending
         while runs:
-            self._take_run(runs[0])
+            self._apply_run(runs[0])
             runs.popleft()
         if pending:
-            self._take_messages(pending)
+            self._apply_messages(pending)
             pending.clear()
-        if inbox.is_finished:  # closed, or we may not subscribe to it; the next publish asks again
+        if inbox.is_finished:  # closed, or we may not subscribe to it; the next publish subscribes again
             self._inbox = None
             self.fail(inbox.error or ConnectionClosed("closed before the acknowledgement came"))
 
-    def _take_messages(self, messages: Iterable[CoreMessage]) -> None:
+    def _apply_messages(self, messages: Iterable[CoreMessage]) -> None:
         prefix = self._reply_prefix
         ours = [message for message in messages if message.subject.startswith(prefix)]
         tokens = [message.subject[len(prefix) :].encode(errors="surrogateescape") for message in ours]
         if not any(message.raw_headers for message in ours):
-            self._take_run(AnswerRun(prefix, tokens, [message.data for message in ours]))
+            self._apply_run(AnswerRun(prefix, tokens, [message.data for message in ours]))
             return
         for token, message in zip(tokens, ours, strict=True):
-            self._take(token, message)
+            self._apply_answer(token, message)
 
-    def _take_run(self, run: AnswerRun) -> None:
+    def _apply_run(self, run: AnswerRun) -> None:
         if run.prefix != self._reply_prefix:
-            return  # answers in another inbox than the present one: nobody waits for them
+            return  # answers in an earlier inbox, whose messages are resolved
         acks = read_plain_acks(run.payloads)
         if acks is None:
             for token, payload in zip(run.tokens, run.payloads, strict=True):
-                self._take(token, CoreMessage("", payload, None, None, None))
+                self._apply_answer(token, CoreMessage("", payload, None, None, None))
             return
         waiting = self._waiting
         for token, ack in zip(run.tokens, acks, strict=True):
@@ -253,19 +253,19 @@ class PublishWindow:
                     handle.set_result(ack)
                 del waiting[token]
 
-    def _take(self, token: bytes, message: CoreMessage) -> None:
-        """One that is read by itself."""
+    def _apply_answer(self, token: bytes, message: CoreMessage) -> None:
+        """Resolve one message by an answer that is parsed separately."""
         handle = self._waiting.get(token)
         if handle is not None:
             if not handle.cancelled():
-                _resolve(handle, message, self._machine)
+                _resolve(handle, message, self._connection)
             del self._waiting[token]
 
     def on_event(self, event: ConnectionEvent, now: float) -> None:
-        """Something happened to the connection."""
+        """Handle an event of the connection."""
         match event:
             case Disconnected():
-                self.on_replies(now)  # what was read before the end counts
+                self.on_replies(now)  # answers read before the end count
                 self._on_disconnected(event)
             case Reconnected():
                 self._session_began = now
@@ -276,7 +276,7 @@ class PublishWindow:
                 self._fail(denied, error)
 
     def publishes_to(self, subject: str) -> bool:
-        """Whether a message to this subject waits for its acknowledgement, and so is told of a denial."""
+        """True if a message to this subject is outstanding, so that its handle gets a denial."""
         return any(known.subject == subject for known in self._waiting.values())
 
     def _on_disconnected(self, event: Disconnected) -> None:
@@ -288,18 +288,18 @@ class PublishWindow:
     # ---- time --------------------------------------------------------------------------------------------------
 
     def next_deadline(self) -> float | None:
-        """When :meth:`on_time` wants to be called next, seen from now; None while there is nothing to wait for."""
-        if not self._waiting or not self._machine.is_connected:
+        """When :meth:`on_time` has to be called next; None without a deadline."""
+        if not self._waiting or not self._connection.is_connected:
             return None
         return self._deadline(next(iter(self._waiting.values())))
 
     def on_time(self, now: float) -> None:
-        """Give up those that have waited too long."""
-        self.on_replies(now)  # what was read in time counts
-        if not self._machine.is_connected:
+        """Give up messages without an answer within ``ack_timeout``."""
+        self.on_replies(now)  # answers read in time count
+        if not self._connection.is_connected:
             return
         late = []
-        for token, known in self._waiting.items():  # in order of publishing, so the first that has time ends it
+        for token, known in self._waiting.items():  # in order of publishing, so the first with time left ends the loop
             if self._deadline(known) > now:
                 break
             late.append(token)
@@ -310,19 +310,19 @@ class PublishWindow:
     def _deadline(self, known: Handle) -> float:
         return max(known.accepted_at, self._session_began) + self.ack_timeout_s
 
-    def tell_overlooked(self, logger: logging.Logger, error: BaseException | None) -> None:
-        """A future has failed and is gone without anybody having looked at it.
+    def log_overlooked(self, logger: logging.Logger, error: BaseException | None) -> None:
+        """Log a failed future that was garbage-collected before its error was retrieved.
 
-        Logged once at the beginning, then at each doubling: loud enough to notice, quiet enough to survive a lost
-        session. The error's words only: a handler that keeps records would keep its traceback and all that is in its
-        frames.
+        Logged at the first, and then at each doubling: loud enough to notice, quiet enough to survive a lost session.
+        Only the error's text is logged: a handler that keeps records would also keep its traceback and the frames'
+        variables.
         """
         self._overlooked += 1
         if self._overlooked.bit_count() == 1:
-            logger.error("%d failed publishes nobody looked at; the last: %s", self._overlooked, str(error))
+            logger.error("%d failed publishes whose error was not retrieved; last: %s", self._overlooked, str(error))
 
     def fail(self, error: Exception) -> None:
-        """Give up all that is outstanding: nobody knows what becomes of it."""
+        """Give up all outstanding messages: each may be stored or not."""
         self._fail(list(self._waiting), error)
 
     def _fail(self, tokens: list[bytes], error: Exception) -> None:
@@ -332,7 +332,7 @@ class PublishWindow:
 
 
 class WindowBase:
-    """What both drivers' windowed publishers have in common: facts, and who is woken when."""
+    """The part of both drivers' windowed publishers that does not wait: facts, and waking."""
 
     _window: PublishWindow
     _runner: RunnerBase[PublishWindow]
@@ -341,18 +341,18 @@ class WindowBase:
     _room: CountedCrowd
     _all_done: Crowd
     _gather_until: float | None = None
-    """When those who wait for room go on with what there is."""
+    """When callers that wait for room continue with any room."""
 
     @property
     def outstanding(self) -> int:
-        """Messages accepted whose acknowledgement has not come."""
+        """Number of accepted messages without an acknowledgement."""
         return self._window.outstanding
 
     def _attempt(self, handle: Handle, subject: str, data: bytes, headers: HeadersLike | None) -> bool:
         return self._window.publish(handle, subject, data, headers, self._now())
 
     def _on_step(self) -> None:
-        # Only those for whom it has changed: with a window of thousands, acknowledgements come far more often.
+        # Only the callers for whom it has changed: with a window of thousands, acknowledgements come far more often.
         if self._room and not self._window.is_full:
             self._give_room()
         if not self._window.outstanding:
@@ -370,13 +370,13 @@ class WindowBase:
             self._runner.wake_at(self._gather_until)
 
 
-def _resolve(handle: Handle, message: CoreMessage, machine: Connection) -> None:
+def _resolve(handle: Handle, message: CoreMessage, connection: Connection) -> None:
     if is_no_responders(message):
-        handle.set_exception(unavailable(handle.subject, machine.info))
+        handle.set_exception(unavailable(handle.subject, connection.info))
         return
     try:
         ack = read_pub_ack(message)
-    except Exception as error:  # whatever it is, those behind it are read
+    except Exception as error:  # any error, so that the answers behind it are read
         handle.set_exception(error)
     else:
         handle.set_result(ack)

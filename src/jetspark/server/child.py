@@ -30,7 +30,7 @@ class Child:
 
     Args:
         command: nats-server and its arguments.
-        log: Where both processes write what they have to say.
+        log: The file for the output of both processes.
         store_dir: The folder to lock, so that no two servers share it; None locks nothing.
         remove_dir: The folder to remove should this program die.
     """
@@ -64,7 +64,7 @@ class Child:
 
     @property
     def exit_code(self) -> int | None:
-        """The watchdog's, which is nats-server's; None while it runs."""
+        """The watchdog's exit code, which is nats-server's; None while it runs."""
         return self.watchdog.poll()
 
     def read_pid(self, deadline: float) -> int | None:
@@ -91,7 +91,7 @@ class Child:
             self._stdout.read(1)
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait for the end of both processes: whether it came in time."""
+        """Wait for the end of both processes; False if the time is over before."""
         try:
             self.watchdog.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -99,7 +99,7 @@ class Child:
         return True
 
     def end(self) -> None:
-        """Leave no process and no pipe behind, whatever state a start or stop was in; a second call does nothing."""
+        """End both processes and close the pipes, in any state of a start or stop; a second call has no effect."""
         if self.exit_code is None:
             self.signal(signal.SIGKILL)
             if not self.wait(SIGNAL_TIMEOUT_S):

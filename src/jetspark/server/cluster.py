@@ -41,7 +41,7 @@ class NatsCluster:
 
     Args:
         size: Number of nodes; an odd number survives the loss of the smaller half.
-        config: What every node is told. ``server_name`` and ``cluster`` are the cluster's own to set.
+        config: The configuration of every node, without ``server_name`` and ``cluster``, which the cluster sets.
         name: The cluster's name; nodes are ``<name>-0``, ``<name>-1``, ...
         store_dir: Folder with one store per node; temporary when absent.
         partitionable: Lead the traffic between nodes through this program, so that ``partition()`` can cut it. Every
@@ -87,7 +87,7 @@ class NatsCluster:
 
     @property
     def leader(self) -> int | None:
-        """Index of the node that leads JetStream's meta group, or ``None`` while there is none.
+        """Index of the node that leads JetStream's meta group, or ``None`` without a leader.
 
         This leader places streams; each stream has a leader of its own.
         """
@@ -102,8 +102,7 @@ class NatsCluster:
         """Start all nodes and wait until the cluster is ready; nodes that already run are left alone.
 
         Raises:
-            EmbeddedServerError: It was not ready in time, or a node did not start; ``log`` has the last
-                words.
+            EmbeddedServerError: It was not ready in time, or a node did not start; ``log`` has the end of its log.
         """
         try:
             if not self._nodes:
@@ -119,8 +118,8 @@ class NatsCluster:
     def wait_until_ready(self, timeout: float = 60.0) -> None:
         """Wait until there is a leader and every running, reachable node has caught up with it.
 
-        Useful after a node came back: ``NatsServer.start()`` returns when the node accepts clients, which is
-        before it has caught up.
+        Useful after a node was restarted: ``NatsServer.start()`` returns when the node accepts clients, which is before
+        it has caught up.
         """
         deadline = time.monotonic() + timeout
         while not self._is_ready():
@@ -156,9 +155,9 @@ class NatsCluster:
         self._partitioned.add(index)
 
     def heal(self, index: int) -> None:
-        """Let node ``index`` reach the others again, save those that are cut off themselves.
+        """Let node ``index`` reach the others again, except nodes that are cut off themselves.
 
-        Nodes try to reach each other about once a second; ``wait_until_ready()`` waits until they have.
+        Nodes retry their connections about once a second; ``wait_until_ready()`` waits until they are back.
         """
         links = self._links_or_error()
         self._partitioned.discard(self._index(index))
@@ -176,7 +175,7 @@ class NatsCluster:
         try:
             await finish_in_thread(self.start)
         except asyncio.CancelledError:
-            await finish_in_thread(self.close)  # Nobody will call __aexit__.
+            await finish_in_thread(self.close)  # __aexit__ will not be called.
             raise
         return self
 
@@ -207,9 +206,8 @@ class NatsCluster:
         if self._links is None:
             routes = [f"127.0.0.1:{ports[other]}" for other in others]
             return ClusterRoutes(name=self._name, port=ports[index], routes=routes)
-        # Nodes tell each other where further nodes are and then connect directly, past our links. What they
-        # tell is the advertised address, so that one leads nowhere and only the configured routes can
-        # succeed.
+        # Nodes announce further nodes to each other and then connect directly, past our links. The announced address is
+        # the advertised one, so it leads nowhere: only the configured routes can succeed.
         return ClusterRoutes(
             name=self._name,
             port=ports[index],
@@ -242,10 +240,9 @@ class NatsCluster:
 
 
 def _agree_on_leader(nodes: list[NatsServer]) -> bool:
-    """Whether all nodes name the same leader of the meta group, and that one, who alone knows it, has met them all.
+    """True if all nodes name the same leader of the meta group, and that leader, as the only judge, sees all of them.
 
-    Healthy only means "current with a leader", and a leader that was cut off believes in itself for some
-    seconds more.
+    Healthy only means "current with a leader", and a leader that was cut off still acts as leader for some seconds.
     """
     groups = {_name(node): _meta_group(node) for node in nodes}
     leaders = {group.get("leader", "") for group in groups.values()}
@@ -257,10 +254,10 @@ def _agree_on_leader(nodes: list[NatsServer]) -> bool:
 
 
 def _have_caught_up(nodes: list[NatsServer]) -> bool:
-    """Whether each stream has a leader all nodes agree on, and every copy has what the leader had when asked first.
+    """True if all nodes agree on each stream's leader, and every copy has the messages of that leader's first answer.
 
-    ``/healthz`` does not tell: in 2.15.1 a node that came back 3,000 messages behind, with no leader of the
-    stream in sight yet, called itself healthy all the while it was watched (0.7 s).
+    ``/healthz`` does not show it: in 2.15.1 a node that returned 3,000 messages behind, with no leader of the stream
+    in sight yet, called itself healthy during the whole observation (0.7 s).
     """
     names = {_name(node) for node in nodes}
     sequences: dict[str, int] = {}
@@ -281,7 +278,7 @@ def _have_caught_up(nodes: list[NatsServer]) -> bool:
 
 
 def _streams(node: NatsServer) -> dict[str, dict[str, Any]]:
-    """The streams ``node`` has a copy of, by account and name, as its monitoring tells."""
+    """The streams with a copy on ``node``, by account and name, from its monitoring."""
     return {
         f"{account['name']}/{stream['name']}": {"cluster": {}, **stream}
         for account in _ask(node, "/jsz?accounts=true&streams=true").get("account_details", ())
@@ -290,7 +287,7 @@ def _streams(node: NatsServer) -> dict[str, dict[str, Any]]:
 
 
 def _meta_group(node: NatsServer) -> dict[str, Any]:
-    """What ``node`` knows of JetStream's meta group; empty when it cannot be asked."""
+    """The meta group of JetStream as ``node`` sees it; empty if the node does not answer."""
     group = _ask(node, "/jsz").get("meta_cluster")
     return group if isinstance(group, dict) else {}
 
@@ -311,7 +308,7 @@ def _name(node: NatsServer) -> str:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Ports nobody listens on, held together while choosing so that all differ.
+    """Free ports, held together during the choice so that all differ.
 
     Nodes must know each other's ports before any of them runs, so the server cannot choose. Another program
     may take one before the node does; the random choice out of 12,000 makes that rare, and the node's error

@@ -1,4 +1,4 @@
-"""What a nats-server of ours is told, and how that becomes the text of its configuration file.
+"""The configuration of an embedded nats-server, and its text for the configuration file.
 
 Values are rendered, never pasted: every string is quoted with the only escapes the server's parser knows
 (``\\t \\n \\r \\" \\\\ \\xXX``), so a password may hold any character without changing the meaning of the
@@ -53,7 +53,7 @@ class Permissions:
 @explained
 @dataclass(frozen=True, slots=True, kw_only=True)
 class User:
-    """Someone who may connect: by ``user`` and ``password``, or by ``nkey`` (the public key, ``U...``).
+    """Credentials of a user: ``user`` and ``password``, or ``nkey`` (the public key, ``U...``).
 
     A password that starts with ``$2a$`` is taken by the server for the bcrypt hash of the real one.
     """
@@ -132,12 +132,12 @@ class ClusterRoutes:
 @explained
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
-    """Everything JetSpark can tell a nats-server. ``None`` leaves a setting at the server's default.
+    """The configuration of an embedded nats-server. ``None`` leaves a setting at the server's default.
 
     Durability: after a publish is acknowledged, the server's default is to flush to disk only **every two
-    minutes**. What it acknowledged is in the operating system's hands, so killing the process loses nothing,
-    but a power loss or a crashed kernel can lose up to two minutes of acknowledged messages of an
-    unreplicated (R1) stream. ``durable=True`` makes the server flush before it acknowledges.
+    minutes**. Acknowledged messages are with the operating system by then, so killing the process loses nothing, but
+    a power loss or a crashed kernel can lose up to two minutes of acknowledged messages of an unreplicated (R1)
+    stream. ``durable=True`` makes the server flush before it acknowledges.
     """
 
     host: str = "127.0.0.1"
@@ -146,7 +146,7 @@ class ServerConfig:
     durable: bool = False
     """Flush to disk before each acknowledgement (``sync_interval: always``). Costs one disk flush per write."""
     sync_interval_s: float | Literal["always"] | None = None
-    """Seconds between flushes of what was already acknowledged; ``"always"`` is the same as
+    """Seconds between flushes of acknowledged messages; ``"always"`` is the same as
     ``durable=True``.
     """
     max_memory_bytes: int | None = None
@@ -395,9 +395,8 @@ def _permissions(permissions: Permissions) -> str:
         if allow:
             rules.append(f"allow: {_list(allow)}")
         elif allow is not None and not (verb == "publish" and permissions.allow_responses):
-            # The server reads an empty allow list as "no restriction"; denying everything says what was
-            # meant. Not with allow_responses, which forbids the rest by itself, and which a denial would
-            # override.
+            # The server reads an empty allow list as "no restriction"; denying everything has the intended effect. Not
+            # with allow_responses, which forbids the rest by itself, and which a denial would override.
             rules.append('deny: [">"]')
         if deny and 'deny: [">"]' not in rules:
             rules.append(f"deny: {_list(deny)}")

@@ -20,7 +20,7 @@ LOG_TAIL_LINES = 30
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """Where a server listens."""
+    """The ports of a running server."""
 
     client: int
     monitoring: int
@@ -28,7 +28,7 @@ class Ports:
 
 
 class ServerFolder:
-    """What a server reads and writes; its streams too, in ``store``, unless they have a folder of their own."""
+    """The files of one server: configuration, ports, log; and in ``store`` its streams, unless they have a folder."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -53,7 +53,7 @@ class ServerFolder:
             old.unlink()
 
     def read_ports(self, pid: int) -> Ports | None:
-        """Read the file the server writes once it listens, the only account free of races; None before that."""
+        """Read the file that the server writes once it listens, the only source without races; None before that."""
         # Named after the executable, which JETSPARK_NATS_SERVER may call anything.
         found = list(self.ports.glob(f"*_{pid}.ports"))
         if not found:

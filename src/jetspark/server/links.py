@@ -38,7 +38,7 @@ class Links:
         self._open: dict[Pair, set[asyncio.StreamWriter]] = {pair: set() for pair in self._pairs}
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="jetspark-links", daemon=True)
-        # Bound but never listening, so a client that connects here is refused, and nobody else can take the port.
+        # Bound but never listening: connections to it are refused, and no other program can take the port.
         self._nowhere = socket.socket()
 
     @property
@@ -97,8 +97,7 @@ class Links:
         for pair in pairs:
             self._cut.add(pair)
             for writer in self._open[pair]:
-                # Not close(): that would first deliver what is buffered, through a cable that was just
-                # pulled.
+                # Not close(): that would first deliver buffered bytes, through a cable that was just pulled.
                 writer.transport.abort()
 
     async def _serve(self, pair: Pair, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -112,7 +111,7 @@ class Links:
             self._open[pair] |= {writer, onward}
             await asyncio.gather(_pump(reader, onward), _pump(back, writer))
         except OSError:
-            pass  # The node is down, or the cable was pulled: closing is the whole answer.
+            pass  # The node is down, or the link was cut: closing is the complete answer.
         finally:
             for each in (writer, onward):
                 if each is not None:
@@ -128,5 +127,5 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
             writer.write(chunk)
             await writer.drain()
     finally:
-        # Either side's end is both sides' end; a half closed route is of no use to anybody.
+        # One side's end ends both: a half closed route is useless.
         writer.close()

@@ -1,4 +1,4 @@
-"""Questions to a server that runs, over HTTP (its monitoring pages) and over TCP (its greeting)."""
+"""Requests to a running server, over HTTP (its monitoring pages) and over TCP (its greeting)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def fetch_page(port: int, page: str) -> tuple[int, bytes]:
 
 
 def is_healthy(port: int) -> bool:
-    """Whether the server says so itself, on its monitoring port."""
+    """True if the server reports so on its monitoring port."""
     try:
         return fetch_page(port, "/healthz")[0] == 200
     except (OSError, http.client.HTTPException):
@@ -31,7 +31,7 @@ def is_healthy(port: int) -> bool:
 
 
 def is_greeted(host: str, port: int, *, speaks_first: bool) -> bool:
-    """Whether a client that connects now is taken; a server that speaks first sends its INFO."""
+    """True if the server accepts a client now; a server that speaks first must send its INFO."""
     try:
         with socket.create_connection((host, port), timeout=GREETING_TIMEOUT_S) as client:
             return not speaks_first or client.recv(5) == b"INFO "

@@ -1,4 +1,4 @@
-"""One real nats-server as a Python object: started when it is ready, ended when we are."""
+"""One real nats-server as a Python object: ``start()`` waits until it is ready, and it ends with the program."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ class NatsServer:
     event loop running. Use ``await asyncio.to_thread(server.restart)`` for the others where that matters.
 
     Args:
-        config: What the server is told; the defaults when absent.
+        config: The server's configuration; the defaults when absent.
         port: The client port; ``None`` or 0 takes a free one.
-        store_dir: Where streams live and survive. Two servers never share one: the second refuses to start.
+        store_dir: Folder of the streams, kept on ``close()``. Two servers never share one: the second refuses to start.
         start_timeout_s: Longest time to become ready.
         options: Fields of ``ServerConfig``, in place of those in ``config``.
     """
@@ -73,8 +73,8 @@ class NatsServer:
         self._port: int | None = port or None
         self._own_store_dir = None if store_dir is None else Path(path("store_dir", store_dir)).absolute()
         self._start_timeout_s = seconds_above_0("start_timeout_s", start_timeout_s)
-        # What the configuration file says, which a reload must repeat: the server refuses any other port,
-        # even the one it chose itself.
+        # The port in the configuration file, which a reload must repeat: the server refuses any other port, even the
+        # one it chose itself.
         self._launch_port: int | None = None
         self._cluster_port: int | None = None
         self._folder: ServerFolder | None = None
@@ -86,7 +86,7 @@ class NatsServer:
         # Two threads may both decide to stop a server; the second must find it stopped, not half stopped.
         self._lock = threading.RLock()
 
-    # What it is
+    # Facts
 
     @property
     def config(self) -> ServerConfig:
@@ -131,11 +131,11 @@ class NatsServer:
         return _known(self._folder, "store_dir").store
 
     def log(self) -> str:
-        """Return what the server has said since its first start: the last 64 KiB of it."""
+        """Return the server's output since its first start: the last 64 KiB of it."""
         return self._folder.read_log() if self._folder is not None else self._closed_log
 
     def is_healthy(self) -> bool:
-        """Whether the server says so itself: JetStream is up and, in a cluster, has caught up with its leader."""
+        """True if the server reports so: JetStream is up and, in a cluster, has caught up with its leader."""
         return self._run is not None and self._run.is_healthy()
 
     def monitor(self, page: str) -> tuple[int, bytes]:
@@ -146,13 +146,13 @@ class NatsServer:
         ports = None if self._run is None else self._run.ports
         return _known(ports, "monitoring_url").monitoring
 
-    # Its life
+    # Start and stop
 
     def start(self) -> Self:
         """Start the server and wait until clients can connect; does nothing when it already runs.
 
         Raises:
-            EmbeddedServerError: It did not become ready; ``log`` has its last words.
+            EmbeddedServerError: It did not become ready; ``log`` has the end of its log.
         """
         with self._lock:
             self._check_owner()
@@ -185,7 +185,7 @@ class NatsServer:
         with self._lock:
             if self._run is not None and self._run.is_running:
                 self._run.child.signal(signal.SIGTERM)
-                self._run.child.signal(signal.SIGCONT)  # A paused server acts on SIGTERM only once it goes on.
+                self._run.child.signal(signal.SIGCONT)  # A paused server acts on SIGTERM only after it is resumed.
                 self._run.child.wait(STOP_TIMEOUT_S)
             self._end_now()
 
@@ -216,7 +216,7 @@ class NatsServer:
                 self._folder = None
 
     def pause(self) -> None:
-        """Freeze the process (SIGSTOP): connections stay open, nothing answers. Undone by ``resume()``."""
+        """Freeze the process (SIGSTOP): connections stay open, requests are not answered. Undone by ``resume()``."""
         self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
@@ -234,7 +234,7 @@ class NatsServer:
         """Change ``options`` in the running server without closing its port, and wait until they hold.
 
         Raises:
-            EmbeddedServerError: The server refused; it goes on with its old configuration.
+            EmbeddedServerError: The server refused; it continues with its old configuration.
         """
         with self._lock:
             run, folder = self._running(), _known(self._folder, "reload")
@@ -257,7 +257,7 @@ class NatsServer:
         try:
             return self.start()
         except BaseException:
-            self.close()  # Nobody will call __exit__.
+            self.close()  # __exit__ will not be called.
             raise
 
     def __exit__(
@@ -269,7 +269,7 @@ class NatsServer:
         try:
             await finish_in_thread(self.start)
         except BaseException:
-            # Nobody will call __aexit__, and a cancelled start may have gone through.
+            # __aexit__ will not be called, and a cancelled start may have succeeded.
             await finish_in_thread(self.close)
             raise
         return self
@@ -292,7 +292,7 @@ class NatsServer:
         return self._folder
 
     def _check_store(self) -> None:
-        """The watchdog locks the folder, and all it could say is that it cannot."""
+        """Check that the folder can be written; the watchdog, which locks it, has no way to report the reason."""
         folder = self._own_store_dir
         if folder is None or not self._config.jetstream:
             return
@@ -343,14 +343,14 @@ class NatsServer:
 
 
 async def finish_in_thread(work: Callable[[], object]) -> None:
-    """Run blocking work in a thread and wait for its end even when cancelled, so that nothing is left half done."""
+    """Run blocking work in a thread and wait for its end even when cancelled, so that it is never half done."""
     running = asyncio.ensure_future(asyncio.to_thread(work))
     try:
         await asyncio.shield(running)
     except asyncio.CancelledError:
         await asyncio.wait([running])
         if not running.cancelled():
-            running.exception()  # Read, or asyncio reports it as forgotten: the cancellation goes first.
+            running.exception()  # Read, or asyncio logs it as never retrieved: the cancellation has precedence.
         raise
 
 

@@ -22,9 +22,9 @@ class ServerRun:
     """A server that was launched with the configuration in its folder. It is never launched again.
 
     Args:
-        binary: The nats-server.
-        folder: Has the configuration, and takes the log.
-        config: What the configuration says.
+        binary: Path of the nats-server.
+        folder: Folder with the configuration; the log is written there.
+        config: The content of the configuration.
         store_dir: The folder of streams to lock; None locks nothing.
     """
 
@@ -94,7 +94,7 @@ class ServerRun:
         raise EmbeddedServerError(reason, log)
 
     def _greets(self, port: int) -> bool:
-        # Where TLS comes first, the server waits for our handshake before it says anything.
+        # With TLS first, the server waits for our handshake before it sends anything.
         speaks_first = self._config.tls is None or not self._config.tls.handshake_first
         return probes.is_greeted(reachable_host(self._config), port, speaks_first=speaks_first)
 
@@ -103,5 +103,5 @@ class ServerRun:
 
 
 def reachable_host(config: ServerConfig) -> str:
-    """Where clients connect: "all addresses" is where a server listens."""
+    """The host for clients: a server that listens on all addresses is reached through loopback."""
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(config.host, config.host)

@@ -10,7 +10,7 @@ Run as a script, with nothing but the standard library: ``python -I -S watchdog.
 Why a process and not ``PR_SET_PDEATHSIG`` set by the program: that signal fires when the *thread* that forked
 ends, so a server started from a thread pool would die with its worker, and setting it takes a ``preexec_fn``,
 which can deadlock in a program that has threads. The watchdog has one thread, so for its own child it may use
-both: should somebody kill the watchdog, the kernel ends the server.
+both: if the watchdog is killed, the kernel ends the server.
 
 Why the parent's pid is polled besides the pipe: a forked copy of the program (multiprocessing, a Spark
 worker) also holds the pipe's write end and would keep it from ending for as long as the copy lives.
@@ -34,7 +34,7 @@ from typing import Any
 
 PARENT_POLL_S = 0.25
 
-# The server has had its chance to stop in order: this is what happens after the program is dead.
+# Seconds between SIGTERM and SIGKILL, after the program has died without stopping the server.
 TERMINATE_WAIT_S = 5.0
 
 # sysexits.h EX_TEMPFAIL: the store is in use. The program tells it from an exit code of nats-server, which
@@ -57,7 +57,7 @@ def main(argument: str) -> int:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
     server = _start(task)
-    _tell(f"{server.pid}\n".encode())
+    _report(f"{server.pid}\n".encode())
     is_orphaned = _watch(server, task["parent_pid"], wake_read)
     if is_orphaned:
         _end(server)
@@ -91,7 +91,7 @@ def _start(task: dict[str, Any]) -> subprocess.Popen[bytes]:
         if prctl is not None:
             prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
-    # Standard error is the log file: what Go says when it panics goes nowhere else.
+    # Standard error is the log file: the text of a Go panic goes nowhere else.
     return subprocess.Popen(task["command"], stdin=subprocess.DEVNULL, stdout=2, stderr=2, preexec_fn=before_exec)
 
 
@@ -109,27 +109,28 @@ def _watch(server: subprocess.Popen[bytes], parent_pid: int, wake: int) -> bool:
                 server.send_signal(number)
                 if number == signal.SIGSTOP:
                     _await_stop(server)
-            _tell(b"." * len(signals))
+            _report(b"." * len(signals))
         if os.getppid() != parent_pid:
             return True
     return False
 
 
 def _await_stop(server: subprocess.Popen[bytes]) -> None:
-    """Threads go on until one of them has noticed the signal, which on a busy machine takes a while."""
+    """Wait until the server has stopped: its threads run until one of them notices the signal, which may take a
+    while."""
     if server.poll() is None and hasattr(os, "waitid"):  # macOS has it since Python 3.13
-        os.waitid(os.P_PID, server.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)  # what it sees stays to be seen
+        os.waitid(os.P_PID, server.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)  # leaves the state for later waits
 
 
-def _tell(message: bytes) -> None:
+def _report(message: bytes) -> None:
     try:
         os.write(1, message)
     except BrokenPipeError:
-        pass  # The program is gone, which _watch finds out and acts upon.
+        pass  # The program is gone; _watch notices it and acts.
 
 
 def _end(server: subprocess.Popen[bytes]) -> None:
-    server.send_signal(signal.SIGCONT)  # A paused server would not even notice SIGTERM.
+    server.send_signal(signal.SIGCONT)  # A paused server would not notice SIGTERM.
     server.terminate()
     try:
         server.wait(TERMINATE_WAIT_S)

@@ -11,10 +11,10 @@ from jetspark.spark.session import session
 
 if TYPE_CHECKING:
     from jetspark.spark.engine.projections import BackfillReport, backfill, fold_states, run
-    from jetspark.spark.engine.replaying import ReplayEngine
+    from jetspark.spark.engine.replay_engine import ReplayEngine
     from jetspark.spark.engine.what_if import what_if
-    from jetspark.spark.progress import Lag, lag
-    from jetspark.spark.registration import register
+    from jetspark.spark.formats import register
+    from jetspark.spark.queries import Lag, lag
 else:
 
     def __getattr__(name):
@@ -22,8 +22,8 @@ else:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from importlib import import_module
 
-        homes = {"register": "registration", "Lag": "progress", "lag": "progress"}
-        homes |= {"ReplayEngine": "engine.replaying", "what_if": "engine.what_if"}
+        homes = {"register": "formats", "Lag": "queries", "lag": "queries"}
+        homes |= {"ReplayEngine": "engine.replay_engine", "what_if": "engine.what_if"}
         home = homes.get(name, "engine.projections")
         globals()[name] = found = getattr(import_module(f"jetspark.spark.{home}"), name)
         return found

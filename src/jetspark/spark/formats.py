@@ -1,11 +1,15 @@
-"""The formats as Spark sees them: names, schemas, and who reads and writes.
+"""The data source formats that Spark sees: names, schemas, readers and writers.
 
-Spark makes these objects anew for each plan and in several processes, and pickles what they return. So they only read
-options; connections are opened where the work is done. What reads and writes is imported where it is needed: most of
-those processes do one of the two, for one format.
+Spark creates these objects for each plan, in several processes, and pickles the readers and writers. So they only read
+options; tasks open the connections. Readers and writers are imported on demand: most processes use one of them, for one
+format.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import (
     DataSource,
@@ -18,7 +22,10 @@ from pyspark.sql.types import StructType
 
 from jetspark.spark import schema as columns
 
-__all__ = ["JetStreamFormat", "KVFormat", "ProjectionFormat"]
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["JetStreamFormat", "KVFormat", "ProjectionFormat", "register"]
 
 
 class JetStreamFormat(DataSource):
@@ -53,7 +60,7 @@ class JetStreamFormat(DataSource):
 
 
 class KVFormat(DataSource):
-    """Key-value buckets: the same with ``format("jetstream_kv")``."""
+    """Key-value buckets: batch and streaming reads and writes with ``format("jetstream_kv")``."""
 
     @classmethod
     def name(cls) -> str:
@@ -84,10 +91,10 @@ class KVFormat(DataSource):
 
 
 class ProjectionFormat(DataSource):
-    """The stream of an application as rows for its projections, and those rows into their buckets.
+    """Reads an application's stream as rows for its projections, and writes those rows into their buckets.
 
-    :func:`jetspark.spark.run` and :func:`jetspark.spark.backfill` make the plans: rows have to be brought together by
-    projection and key between the two.
+    Only :func:`jetspark.spark.run` and :func:`jetspark.spark.backfill` use it: between read and write the rows must be
+    partitioned by projection and key.
     """
 
     @classmethod
@@ -116,3 +123,47 @@ class ProjectionFormat(DataSource):
         from jetspark.spark.engine import projection_sink
 
         return projection_sink.stream_writer(self.options, schema, overwrite)
+
+
+# Logger that warns when a registered format replaces a discovered or registered one.
+_LOGGER = "org.apache.spark.sql.execution.datasources.DataSourceManager"
+
+
+def register(spark: SparkSession) -> None:
+    """Register the formats ``jetstream``, ``jetstream_kv`` and ``jetstream_projection`` in a session, also of Connect.
+
+    May be called again, and must be in each thread that a program starts: Spark looks up formats in the session that is
+    active in the thread. If the package is installed for Spark's Python, Spark also discovers the formats; but only
+    registered formats see what the session gives its workers, such as files of ``addPyFile`` and
+    ``spark.executorEnv.PYTHONPATH``, where an application may be.
+    """
+    _activate(spark)
+    with _without_warnings(spark):
+        for kind in (JetStreamFormat, KVFormat, ProjectionFormat):
+            spark.dataSource.register(kind)
+
+
+def _activate(spark: SparkSession) -> None:
+    """Make this session the active one in Java, where Spark looks up formats.
+
+    Java has an active session for each Python thread. In a thread that used another session before, which was stopped,
+    the other one is still active, and its formats are not those of this session.
+    """
+    jvm = getattr(spark, "_jvm", None)
+    if jvm is not None:
+        jvm.SparkSession.setActiveSession(getattr(spark, "_jsparkSession", None))
+
+
+@contextmanager
+def _without_warnings(spark: SparkSession) -> Iterator[None]:
+    jvm = getattr(spark, "_jvm", None)
+    if jvm is None:  # a session of Connect: its JVM cannot be reached
+        yield
+        return
+    log4j = jvm.org.apache.logging.log4j
+    before = log4j.LogManager.getLogger(_LOGGER).getLevel()
+    log4j.core.config.Configurator.setLevel(_LOGGER, log4j.Level.ERROR)
+    try:
+        yield
+    finally:
+        log4j.core.config.Configurator.setLevel(_LOGGER, before)

@@ -1,24 +1,24 @@
-"""Offsets: where a query is in its streams, how far the next batch may go, and how it is cut into partitions. Pure.
+"""Offsets of streaming queries, the end of the next batch, and its partitions. Pure.
 
-The offset of a stream is the sequence of the *next* message, as Kafka has it: an end is exclusive, and what a batch has
-read is ``[from, next)``. In a checkpoint it looks like this, always in this order, because Spark compares the text::
+The offset of a stream is the sequence of the *next* message, as in Kafka: ends are exclusive, and a batch has read
+``[from, next)``. A checkpoint has this text, always in this order, because Spark compares the text::
 
     {"version": 2, "step": 50000, "subjects": ["orders.>"],
      "streams": {"ORDERS": {"created": "2026-03-20T10:14:30.000001Z", "from": 1, "next": 1201, "earliest": true}}}
 
-``created`` is the stream's identity: one that was deleted and made again has the same name and other messages, and its
-sequences mean nothing to the old offset. ``from`` is where the batch that ends here starts, and ``step`` how many
-sequences each of its partitions has. So a batch is told by its end alone, whatever the options say by the time it is
-run again. The end of the batch before would be as good a start, but the first batch has none: Spark asks for the
-initial offset twice before it, and once more when it is run again, and by then ``latest`` is somewhere else.
+``created`` is the stream's identity: a re-created stream has the same name and other messages, so the old sequences are
+not valid there. ``from`` is the start of the batch that ends here, and ``step`` the number of sequences in each of its
+partitions. So the end alone determines a batch, whatever the options are when it is run again. The end of the batch
+before would do as the start, except for the first batch: Spark asks for the initial offset twice before it and again
+when it is repeated, and by then ``latest`` has changed.
 
-Where a stream has far fewer messages than sequences, a batch is cut by messages (:mod:`jetspark.spark.surveying`), and
-``cuts`` says how: ends, each with the number of partitions of one length up to there.
+Where a stream has far fewer messages than sequences, a batch is cut by messages (:mod:`jetspark.spark.survey`), and
+``cuts`` has the parts: ends, each with its number of partitions of equal length.
 
-``earliest`` says that the batch starts where its stream did, whatever that was: what the stream's limits remove before
-it is read was promised to nobody. The batch after it starts at a promised place. ``subjects`` are the filters of the
-batch: what they leave out is passed over for ever, so other filters are another query. Version 1 had neither: its
-starts are promised, and its filters unknown.
+``earliest`` means that the batch starts at the stream's first message, whichever that is: messages that the stream's
+limits remove before the first read are not counted as lost. Later batches start at a fixed sequence. ``subjects`` are
+the filters of the batch. Messages outside of the filters are skipped permanently, so other filters make another query.
+Version 1 had neither: its starts are fixed, and its filters unknown.
 
 Invariants: an offset never goes back; the ranges of a plan cover ``[from, next)`` of every stream, once.
 """
@@ -34,7 +34,7 @@ from typing import Any, Literal, TypeAlias
 
 from jetspark.core.subjects import is_subset
 from jetspark.errors import ConfigError, StreamRecreated, StreamWentBack
-from jetspark.spark.surveying import Count, Segments, Survey
+from jetspark.spark.survey import Count, Segments, Survey
 from jetspark.state.scan import Head, Range
 
 __all__ = [
@@ -51,10 +51,10 @@ __all__ = [
 ]
 
 Where: TypeAlias = int | Literal["earliest", "latest"]
-"""A place in a stream: a sequence, its first message, or behind its last one."""
+"""A start in a stream: a sequence, its first message, or its end."""
 
 VERSION = 2
-# Streams of one plan whose messages are counted; of more, the others go by sequences.
+# Streams in one plan whose messages are counted; further streams are cut by sequences.
 MAX_SURVEYS = 32
 _READABLE = (1, 2)
 
@@ -64,11 +64,11 @@ class StreamPosition:
     created: str
     next: int
     begin: int = 0
-    """Where the batch that ends at ``next`` starts, ``from`` in JSON; left out, nothing was read up to here."""
+    """Start of the batch that ends at ``next``; ``from`` in JSON. By default ``next``: the batch is empty."""
     is_earliest: bool = False
-    """``begin`` is wherever the stream begins when it is read; ``earliest`` in JSON."""
+    """The batch starts at the first message that the stream has when it is read; ``earliest`` in JSON."""
     cuts: Segments = ()
-    """How the batch is cut; by the offset's step where nothing is said."""
+    """Parts of the batch; if empty, the offset's step applies."""
 
     def __post_init__(self) -> None:
         if not self.begin:
@@ -76,11 +76,11 @@ class StreamPosition:
 
     @property
     def is_promised(self) -> bool:
-        """Whether the next batch has to start at ``next``, or data is lost."""
+        """True if messages removed after ``next`` are a data loss for the next batch."""
         return not (self.is_earliest and self.begin == self.next)
 
-    def settled(self) -> StreamPosition:
-        """The same place, as the end of a batch that reads nothing."""
+    def at_rest(self) -> StreamPosition:
+        """The same position as the end of an empty batch."""
         return StreamPosition(self.created, self.next, self.next, not self.is_promised)
 
     def to_json(self) -> dict[str, Any]:
@@ -90,7 +90,7 @@ class StreamPosition:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> StreamPosition:
-        # Version 1 spelled the zone of a bucket's time another way.
+        # Version 1 wrote the zone of a bucket's time as +00:00.
         created = str(value["created"]).replace("+00:00", "Z")
         cuts = tuple((int(until), int(parts)) for until, parts in value.get("cuts", ()))
         return cls(created, int(value["next"]), int(value["from"]), bool(value.get("earliest", False)), cuts)
@@ -106,12 +106,12 @@ class StreamPosition:
 
 @dataclass(frozen=True, slots=True)
 class Offset:
-    """The positions in all the streams of a query."""
+    """The positions of a query in its streams."""
 
     streams: Mapping[str, StreamPosition]
     step: int = 0
     subjects: tuple[str, ...] | None = ()
-    """The filters, sorted; none for everything. None: version 1, which did not note them."""
+    """The sorted filters; empty for the whole stream, None for version 1, which did not store them."""
 
     def to_json(self) -> dict[str, Any]:
         streams = {name: position.to_json() for name, position in sorted(self.streams.items())}
@@ -119,10 +119,10 @@ class Offset:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Offset:
-        """Read what a checkpoint has.
+        """Decode the offset of a checkpoint.
 
         Raises:
-            ConfigError: It is not one of ours, or one of a later version.
+            ConfigError: The offset is of another source, or of a later version.
         """
         if value.get("version") not in _READABLE:
             raise ConfigError(
@@ -139,7 +139,7 @@ class Offset:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much one batch may take."""
+    """Limits of one batch."""
 
     rows: int | None = None
     bytes: int | None = None
@@ -147,14 +147,14 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """How large partitions are."""
+    """Limits of partitions."""
 
     min_partitions: int = 1
     max_records: int = 100_000
     max_bytes: int = 64 << 20
 
     def step(self, sequences: int, bytes_per_sequence: float) -> int:
-        """How many sequences each partition of a batch has."""
+        """Number of sequences in each partition of a batch."""
         step = min(self.max_records, math.ceil(sequences / self.min_partitions))
         if bytes_per_sequence > 0:
             step = min(step, int(self.max_bytes / bytes_per_sequence))
@@ -162,11 +162,11 @@ class Sizes:
 
 
 def check_unchanged(offset: Offset, heads: Iterable[Head]) -> None:
-    """That these are still the streams the offset is of.
+    """Check that the streams are those of the offset.
 
     Raises:
-        StreamRecreated: One has the name only.
-        StreamWentBack: One ends before the offset.
+        StreamRecreated: A stream was deleted and created again.
+        StreamWentBack: A stream ends before the offset.
     """
     for head in heads:
         known = offset.streams.get(head.stream)
@@ -179,12 +179,12 @@ def check_unchanged(offset: Offset, heads: Iterable[Head]) -> None:
 
 
 def check_filters(offset: Offset, filters: tuple[str, ...], option: str, *, is_accepted: bool = False) -> None:
-    """That the offset has not passed over what the filters want.
+    """Check that the batches before the offset did not skip messages that the filters select.
 
-    Filters that leave out more than those of the offset are fine: all they want has been read.
+    Filters that select less than those of the offset are accepted.
 
     Raises:
-        ConfigError: They want something else, and that is not accepted.
+        ConfigError: The filters select messages that were skipped, and ``is_accepted`` is false.
     """
     if is_accepted or offset.subjects is None:
         return
@@ -192,21 +192,21 @@ def check_filters(offset: Offset, filters: tuple[str, ...], option: str, *, is_a
     if all(any(is_subset(each, wider) for wider in known) for each in filters or (">",)):
         return
     raise ConfigError(
-        f"{option}={','.join(filters)!r}: the checkpoint is of {option}={','.join(offset.subjects)!r}, and what those "
-        "left out so far would never be read; start with a new checkpoint, or set acceptFilterChange=true to read it "
-        "from the checkpoint's offsets on"
+        f"{option}={','.join(filters)!r}: the checkpoint is of {option}={','.join(offset.subjects)!r}, so earlier "
+        "messages outside of it would never be read; start with a new checkpoint, or set acceptFilterChange=true to "
+        "read the new filters from the checkpoint's offsets on"
     )
 
 
 def admit(start: Offset, heads: Iterable[Head], limits: Limits, sizes: Sizes, count: Count | None = None) -> Offset:
-    """The end of the next batch: everything there is, or each stream's share of what the limits allow.
+    """The end of the next batch: the ends of all streams, or each stream's share within the limits.
 
-    A share is in proportion to what waits in each stream, so that all of them arrive at their ends together; none with
-    anything waiting gets less than one. Without anything new this is ``start`` itself. What waits are messages where
-    that makes a difference and can be counted, else sequences.
+    Shares are proportional to the backlog of each stream, so that all reach their ends together; a stream with a
+    backlog gets at least one. Returns ``start`` itself if all backlogs are empty. Backlogs are in messages where gaps
+    matter and messages can be counted, otherwise in sequences.
     """
     known = {head.stream: head for head in heads}
-    # What is gone must not use up what a batch may have.
+    # Removed messages must not use up the limits of a batch.
     begins = {name: max(known[name].first, position.next) for name, position in start.streams.items()}
     moved = {name: max(known[name].next, position.next) for name, position in start.streams.items()}
     if all(moved[name] == position.next for name, position in start.streams.items()):
@@ -247,7 +247,8 @@ def admit(start: Offset, heads: Iterable[Head], limits: Limits, sizes: Sizes, co
     step = sizes.step(rows, total_bytes / total if total else 0.0)
     for name, survey in surveys.items():
         streams[name] = replace(streams[name], cuts=survey.segments(streams[name].next, step))
-    # Sequences that are gone are in the ranges, too, to be noticed; they must not make millions of partitions.
+    # Removed sequences are part of the ranges, so that their loss is noticed; they must not make millions of
+    # partitions.
     spanned = sum(streams[name].next - streams[name].begin for name in admitted)
     partitions = math.ceil(sum(admitted.values()) / step) + len(admitted)
     return Offset(streams, max(step, math.ceil(spanned / max(1, partitions))), start.subjects)
@@ -256,7 +257,7 @@ def admit(start: Offset, heads: Iterable[Head], limits: Limits, sizes: Sizes, co
 def _surveys(
     known: Mapping[str, Head], begins: Mapping[str, int], enough: int, count: Count | None
 ) -> dict[str, Survey]:
-    """Of the streams whose gaps could make a batch or a partition that has nothing in it; those with the largest."""
+    """Surveys of the streams with the largest gaps, where a gap could make a batch or a partition empty."""
     if count is None:
         return {}
     found = [name for name, begin in begins.items() if min(known[name].missing, known[name].next - begin) > enough]
@@ -267,11 +268,12 @@ def _surveys(
 def plan(start: Offset, end: Offset, subjects: tuple[str, ...] = ()) -> list[Range]:
     """The partitions of the batch that ends at ``end``.
 
-    ``start`` only says whether there is one: a query with another source that has news is run with two equal offsets
-    here. ``subjects`` are for offsets that do not have their own.
+    Args:
+        start: Equal to ``end`` for an empty batch, which a query with several sources runs when another one has rows.
+        subjects: Filters for offsets of version 1, which have none.
 
     Raises:
-        StreamRecreated: The two are not of the same stream.
+        StreamRecreated: The offsets are of different streams.
     """
     if start == end:
         return []
@@ -289,10 +291,10 @@ def plan(start: Offset, end: Offset, subjects: tuple[str, ...] = ()) -> list[Ran
 
 
 def position_of(head: Head, where: Where) -> StreamPosition:
-    """Where reading starts in one stream.
+    """The position at which reading starts in one stream.
 
     Raises:
-        ConfigError: A sequence that is behind the stream's end.
+        ConfigError: The sequence is beyond the stream's end.
     """
     begin = head.first if where == "earliest" else head.next if where == "latest" else where
     if begin > head.next:

@@ -1,12 +1,12 @@
-"""Options as Spark hands them over, strings under names in any case, made into what the readers and writers use. Pure.
+"""Parses the options of the formats: Spark passes strings under names in any case. Pure.
 
 Each format has a frozen dataclass whose fields are its options: ``fetch_timeout_s`` is the option ``fetchTimeoutMs``
 when its field says so, and otherwise the name in camel case. One place reads them all (:func:`read_options`): an
-unknown name is an error that suggests the nearest known one, a value that cannot be used is an error that names it,
-and what the documentation lists is made from the same fields (:func:`describe`).
+unknown name is an error that suggests the nearest known name, an invalid value is an error that shows it, and the
+documentation is generated from the same fields (:func:`describe`).
 
-Secrets are options too, because that is what people expect, but the better ways leave them out of the query: a file
-or an environment variable, which the executor reads. None is ever in a ``repr`` or an error.
+Secrets can be options, but a file or an environment variable that the executor reads keeps them out of the query. A
+secret is never in a ``repr`` or an error.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ __all__ = [
 
 T = TypeVar("T")
 
-LOSS_REMEDY = "set failOnDataLoss=false to go on with what is left"
+LOSS_REMEDY = "set failOnDataLoss=false to continue with the remaining messages"
 
-# What 64 bits of nanoseconds hold, in whole seconds.
+# Largest whole number of seconds in 64 bits of nanoseconds.
 MAX_MS = 9_223_372_036_000
 
 _TRUE, _FALSE = ("true", "yes", "1"), ("false", "no", "0")
@@ -60,7 +60,7 @@ def text(value: str) -> str:
 
 
 def names(value: str) -> tuple[str, ...]:
-    """Several, with commas between them."""
+    """A comma-separated list."""
     found = tuple(part.strip() for part in value.split(",") if part.strip())
     if not found:
         raise ValueError("one or more names, with commas between them")
@@ -75,7 +75,7 @@ def count(value: str) -> int:
 
 
 def size(value: str) -> int:
-    """Bytes, or with a unit as Spark writes them: ``512k``, ``64m``, ``1g``."""
+    """Bytes, optionally with a unit in Spark's spelling: ``512k``, ``64m``, ``1g``."""
     units = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
     lowered = value.strip().lower().removesuffix("b")
     digits, unit = (lowered[:-1], units[lowered[-1]]) if lowered[-1:] in units else (lowered, 1)
@@ -89,7 +89,7 @@ def size(value: str) -> int:
 
 
 def milliseconds(value: str) -> float:
-    """To seconds."""
+    """Milliseconds, converted to seconds."""
     number = _integer(value)
     if not 1 <= number <= MAX_MS:
         raise ValueError(f"1 millisecond or more, and at most {MAX_MS}")
@@ -114,10 +114,10 @@ def choice(*allowed: str) -> Callable[[str], str]:
 
 
 def check_disjoint(name: str, filters: Iterable[str]) -> None:
-    """That no message matches two filters of an option.
+    """Check that the filters of an option do not overlap.
 
     Raises:
-        ConfigError: One does.
+        ConfigError: Two filters match the same message.
     """
     for one, other in itertools.combinations(filters, 2):
         if overlaps(one, other):
@@ -137,7 +137,7 @@ def _integer(value: str) -> int:
 def option(
     read: Callable[[str], Any], doc: str, *, default: Any = None, name: str | None = None, secret: bool = False
 ) -> Any:
-    """A field that is an option. ``doc`` is its line in the documentation."""
+    """A dataclass field for an option; ``doc`` is its line in the documentation."""
     metadata = {"read": read, "doc": doc, "name": name, "secret": secret}
     return dataclasses.field(default=default, metadata=metadata, repr=not secret)
 
@@ -146,12 +146,12 @@ def read_options(kind: type[T], format_name: str, given: Mapping[str, str]) -> T
     """The options of a format.
 
     Raises:
-        ConfigError: An option is unknown, cannot be used, or contradicts another one.
+        ConfigError: An option is unknown, invalid, or contradicts another one.
     """
     known = {entry.name.lower(): entry for entry in describe(kind)}
     values: dict[str, Any] = {}
     for name, value in given.items():
-        # What Spark adds by itself, and what belongs to the query and not to the format.
+        # Added by Spark itself, or options of the query and not of the format.
         if name.lower() in _SPARKS_OWN:
             continue
         entry = known.get(name.lower())
@@ -168,7 +168,7 @@ def read_options(kind: type[T], format_name: str, given: Mapping[str, str]) -> T
 _SPARKS_OWN = frozenset({"checkpointlocation", "path", "queryname", "header"})
 
 
-# What people call the same elsewhere, in Kafka's source and sink first of all.
+# Names of the same options elsewhere, mainly in Kafka's source and sink.
 _ELSEWHERE = {
     "kafka.bootstrap.servers": ("servers",),
     "bootstrap.servers": ("servers",),
@@ -229,7 +229,7 @@ def _camel(name: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connecting:
-    """How to reach NATS: the options every format has. Hashable, so that workers can keep connections by it."""
+    """Connection options, part of every format. Hashable: workers keep connections by them."""
 
     servers: tuple[str, ...] = option(names, "NATS URLs, with commas between them", default=("nats://127.0.0.1:4222",))
     user: str | None = option(text, "user name; needs one of the passwords")
@@ -257,7 +257,7 @@ class Connecting:
             try:
                 has_user = urlsplit(url if "//" in url else f"//{url}").username is not None
             except ValueError as error:
-                # Not the URL itself: it may have a password in it.
+                # The error does not show the URL, which may contain a password.
                 raise ConfigError(f"servers: a URL that cannot be read ({error}): expected nats://host:port") from None
             if has_user:
                 # Spark shows options in plans and logs.
@@ -275,12 +275,12 @@ class Connecting:
         if bool(passwords) != (self.user is not None):
             raise ConfigError("user: expected together with password, passwordEnv or passwordFile")
         if (self.tls_cert_file is None) != (self.tls_key_file is None):
-            raise ConfigError("tlsCertFile and tlsKeyFile: expected both or none")
+            raise ConfigError("tlsCertFile and tlsKeyFile: expected both, or neither")
         if self.domain is not None and self.prefix is not None:
             raise ConfigError(f"domain={self.domain!r} with prefix={self.prefix!r}: expected one of the two")
 
     def auth(self) -> Auth | None:
-        """The secret, read here and now: on the executor, never on its way there."""
+        """The credentials; files and environment variables are read now, on the executor."""
         if self.user is not None:
             return UserPassword(self.user, _secret("password", self.password, self.password_env, self.password_file))
         if self.token is not None or self.token_env is not None or self.token_file is not None:

@@ -1,7 +1,7 @@
-"""Where many messages were in their stream, as their reply subjects say. Pure.
+"""Stream sequences and times of many messages, parsed from their reply subjects. Pure.
 
-What :func:`jetspark.state.deliveries.delivery` says of one message. Of many at once, the replies are a table with a dot
-between columns, and Arrow reads such tables: 0.14 microseconds a row, half of what splitting them takes.
+Does for many messages what :func:`jetspark.state.deliveries.delivery` does for one. The replies form a table with dots
+between the columns, which Arrow parses in 0.14 microseconds a row, half the time of splitting them.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from jetspark.core.message import CoreMessage
 from jetspark.errors import ProtocolError
 from jetspark.state.deliveries import token_shift
 
-__all__ = ["Places", "places"]
+__all__ = ["StreamOffsets", "stream_offsets"]
 
 _STREAM_SEQUENCE, _TIME_NS = 5, 7
 
 _reply_of = attrgetter("raw_reply")
 
 
-class Places(NamedTuple):
-    """Of many: Arrow arrays of 64-bit integers."""
+class StreamOffsets(NamedTuple):
+    """Sequences and times of messages, as Arrow arrays of 64-bit integers."""
 
     sequences: Any
     times_us: Any
 
 
-def places(messages: Sequence[CoreMessage]) -> Places:
-    """Where they were. There is at least one, and all have the form of the first.
+def stream_offsets(messages: Sequence[CoreMessage]) -> StreamOffsets:
+    """Sequences and times of at least one message; all replies have the form of the first.
 
     Raises:
-        ProtocolError: One does not say.
+        ProtocolError: A message has no such reply subject.
     """
-    # Here and not above: most of Spark's Python processes plan or commit, and these take 50 ms of each.
+    # Imported here: most of Spark's Python processes only plan or commit, and these modules take 50 ms to import.
     import pyarrow.compute as pc
     from pyarrow import csv
 
@@ -58,7 +58,7 @@ def places(messages: Sequence[CoreMessage]) -> Places:
         )
     except (TypeError, pa.ArrowInvalid) as error:
         raise ProtocolError(f"not the reply subjects of JetStream messages: {error}") from error
-    if len(table) != len(messages):  # an empty line is no row
+    if len(table) != len(messages):  # Arrow skips empty lines
         raise ProtocolError("a JetStream message without a reply subject")
     sequences, times_ns = (table.column(name).combine_chunks() for name in wanted)
-    return Places(sequences, pc.divide(times_ns, 1000))
+    return StreamOffsets(sequences, pc.divide(times_ns, 1000))

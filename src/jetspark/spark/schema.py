@@ -1,4 +1,4 @@
-"""The columns of a stream and of a bucket, and how messages become Arrow record batches. Pure."""
+"""Schemas of streams and buckets, and the conversion of messages into Arrow record batches. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from pyspark.sql.types import (
 from jetspark.core.message import CoreMessage
 from jetspark.errors import ConfigError, ProtocolError
 from jetspark.jetstream.wire import parse_time
-from jetspark.spark.reply_subjects import places
+from jetspark.spark.reply_subjects import stream_offsets
 
 __all__ = ["KV_SCHEMA", "PROJECTION_SCHEMA", "SCHEMA", "Columns", "check_schema", "texts"]
 
@@ -40,7 +40,7 @@ SCHEMA = StructType(
         StructField("stream_created", TimestampType()),
     ]
 )
-"""Of a stream."""
+"""Columns of a stream."""
 
 KV_SCHEMA = StructType(
     [
@@ -51,7 +51,7 @@ KV_SCHEMA = StructType(
         StructField("operation", StringType()),
     ]
 )
-"""Of a bucket."""
+"""Columns of a bucket."""
 
 PROJECTION_SCHEMA = StructType(
     [
@@ -62,14 +62,14 @@ PROJECTION_SCHEMA = StructType(
         StructField("data", BinaryType()),
     ]
 )
-"""Of events on their way to the keys of an application's projections."""
+"""Columns of an application's events, routed to the keys of its projections."""
 
 
 def check_schema(schema: StructType) -> StructType:
-    """A schema somebody gave: some of the columns, in any order.
+    """Check a user's schema: some of the columns of a stream, in any order.
 
     Raises:
-        ConfigError: It has a column there is not, or with another type.
+        ConfigError: A column does not exist, or has another type.
     """
     known = {column.name: column.dataType for column in SCHEMA}
     for column in schema:
@@ -87,21 +87,21 @@ class Columns:
     """Makes record batches of a schema."""
 
     def __init__(self, schema: StructType, *, has_headers: bool, created: str) -> None:
-        """``created`` is when the stream was, as :class:`~jetspark.state.scan.Head` has it."""
+        """``created``: the stream's creation time, in the form of :class:`~jetspark.state.scan.Head`."""
         self.names = tuple(schema.names)
         self._created = parse_time(created) if created else None
         self._has_headers = has_headers
         self.arrow_schema: pa.Schema = to_arrow_schema(schema, timezone="UTC")
-        # Headers are contents too: without the data a message has one more of them, with the size.
+        # Headers count as contents: without its data a message has an additional header with the size.
         self.needs_contents = "data" in self.names or (has_headers and "headers" in self.names)
 
     def of_messages(self, stream: str, messages: Sequence[CoreMessage]) -> pa.RecordBatch:
         """From a consumer's messages.
 
         Raises:
-            ProtocolError: One does not say where it was in the stream.
+            ProtocolError: A message has no reply subject with its sequence.
         """
-        found = places(messages)
+        found = stream_offsets(messages)
         arrays = []
         for field in self.arrow_schema:
             match field.name:
@@ -115,7 +115,7 @@ class Columns:
         return pa.RecordBatch.from_arrays(arrays, schema=self.arrow_schema)
 
     def of_stored(self, stream: str, messages: Sequence[Any]) -> pa.RecordBatch:
-        """From messages that were got without a consumer (:class:`~jetspark.StoredMessage`)."""
+        """From messages read without a consumer."""
         arrays = []
         for field in self.arrow_schema:
             match field.name:
@@ -146,11 +146,11 @@ class Columns:
 
 
 def texts(found: list[str]) -> Any:
-    """Subjects, or keys, as a column."""
+    """Subjects or keys as a column."""
     try:
         return pa.array(found, pa.string())
     except UnicodeEncodeError:
-        # A subject is UTF-8 by convention only, and Spark's strings are UTF-8: what is not is shown as U+FFFD.
+        # Subjects are UTF-8 by convention only, and Spark's strings must be UTF-8: other bytes become U+FFFD.
         return pa.array([text.encode(errors="surrogateescape").decode(errors="replace") for text in found], pa.string())
 
 
@@ -160,8 +160,8 @@ def _headers(message: CoreMessage) -> list[tuple[str, list[str]]] | None:
     try:
         return _lists(message.headers)
     except ProtocolError as error:
-        # The server stores any block; one publisher's mistake must not end everybody's query.
-        _logger.warning("the headers of a message on %r cannot be read: %s", message.subject, error)
+        # The server stores any header block; a publisher's mistake must not end queries.
+        _logger.warning("message on %r: headers cannot be decoded (%s); the column is null", message.subject, error)
         return None
 
 

@@ -1,41 +1,51 @@
-"""A Spark session, for one machine unless another place is named, that starts quietly and is set up right."""
+"""Creates Spark sessions with the formats registered: local by default, on a cluster with ``master=``."""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import socket
 import subprocess
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import urlsplit
 
 from jetspark.errors import ConfigError
-from jetspark.spark.launcher import VARIABLE, started_by_launcher
-from jetspark.spark.logs import logging_file
-from jetspark.spark.masters import CONNECT, check_somebody_listens, server_of
+from jetspark.spark.startup_files import VARIABLE, logging_file, started_by_launcher
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["check_java", "find_java", "session", "short_session"]
+__all__ = [
+    "CONNECT",
+    "SparkServer",
+    "check_java",
+    "check_somebody_listens",
+    "find_java",
+    "server_of",
+    "session",
+    "short_session",
+]
 
 JAVA_VERSION = 17
 _REMEDY = f"install Java {JAVA_VERSION} or newer, for example `apt install openjdk-{JAVA_VERSION}-jre-headless`"
 
-# How often a task is tried, as on a cluster. Plain `local[n]` tries once, so that one Python worker that is killed, for
-# its memory perhaps, ends the query.
+# Attempts for each task, as on a cluster. Plain `local[n]` has one attempt, so a single killed Python worker would end
+# the query.
 TASK_ATTEMPTS = 4
-# How long a Java whose start was cut off may take to end.
+# Longest wait for the end of a Java process whose start was interrupted.
 JAVA_END_S = 5.0
 
-# For a JVM that lives for minutes: it compiles once, does not optimise, and has one thread for the garbage. A session
-# starts in two thirds of the time, and is warm sooner; what Java does for an hour takes up to twice as long.
+# For a JVM that lives for minutes: one tier of compilation, and one thread for garbage collection. A session starts in
+# two thirds of the time; long-running work in Java takes up to twice as long.
 SHORT_JOB_FLAGS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-# Checkpoints by rename instead of through processes that are forked for each file: 90 ms less a micro-batch. Right
-# where renaming is atomic, as on the disk of one machine.
+# Checkpoints by rename instead of a forked process for each file: 90 ms less for each micro-batch. Safe where a rename
+# is atomic, as on a local disk.
 LOCAL_CHECKPOINTS = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 
 
@@ -48,23 +58,23 @@ def session(
     master: str | None = None,
     py_files: Sequence[str] = (),
 ) -> SparkSession:
-    """A Spark session with the formats registered: small, quiet, correct; on this machine unless ``master`` is given.
+    """A Spark session with the formats registered; on this machine unless ``master`` is given.
 
-    Workers run this very Python. A task that fails is tried again, up to four times in all, as on a cluster. Arrow is
-    on, the UI and the console progress bar are off, shuffles have as many partitions as there are cores, timestamps are
-    UTC. ``conf`` is added, and wins. A session that exists already is returned as it is, with the formats registered.
+    Workers run the same Python as this process. A failed task has four attempts in all, as on a cluster. Arrow is on,
+    the UI and the console progress bar are off, shuffles have one partition for each core, timestamps are UTC. Settings
+    in ``conf`` override these. An existing session is returned unchanged, with the formats registered.
 
     Args:
-        is_short: The session is for a job of seconds or minutes: it starts sooner, and Java's own part of the work
-            takes longer in the long run. Its streaming queries have their checkpoints on the disk of this machine.
-        master: Where Spark runs: a cluster such as ``spark://host:7077``, whose number of shuffle partitions is Spark's
-            own and whose workers run ``PYSPARK_PYTHON``, by default the path of this Python; or a Spark Connect server,
-            ``sc://host:15002``, which has settings of its own. ``cores`` is of no meaning then.
-        py_files: Modules and zip files that workers shall be able to import.
+        is_short: Optimise for a job of seconds or minutes: the session starts sooner, but long-running work in Java is
+            slower. Checkpoints of streaming queries must be on the disk of this machine.
+        master: A cluster such as ``spark://host:7077``: shuffles have Spark's default number of partitions, and workers
+            run ``PYSPARK_PYTHON``, by default the path of this Python. Or a Spark Connect server, ``sc://host:15002``,
+            which has its own settings. ``cores`` is ignored then.
+        py_files: Modules and zip files that workers can import.
 
     Raises:
-        ConfigError: There is no Java, or it is too old; the message says what to install. Nobody is at ``master``, or
-            one of ``py_files`` is not there. Or a session exists already, and it is of another master.
+        ConfigError: Java is missing or too old; the message says what to install. No server listens at ``master``, a
+            file of ``py_files`` is missing, or a session with another master exists.
     """
     _check_files(py_files)
     if master is not None and server_of(master) is CONNECT:
@@ -73,25 +83,27 @@ def session(
     find_java()
     from pyspark.sql import SparkSession
 
-    from jetspark.spark.registration import register
+    from jetspark.spark.formats import register
 
     if master is not None and SparkSession.getActiveSession() is None:
         check_somebody_listens(master)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     is_local = master is None or master.startswith("local")
     if is_local:
-        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # else workers of a cluster could not reach the driver
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # not for a cluster: its workers must reach the driver
     settings = _settings(is_short=is_short)
     if is_local:
         settings["spark.sql.shuffle.partitions"] = str(os.cpu_count() or 2) if cores == "*" else str(cores)
     builder = SparkSession.builder.appName(app_name).master(master or f"local[{cores},{TASK_ATTEMPTS}]")
     for name, value in (settings | (conf or {})).items():
         builder = builder.config(name, value)
-    # Otherwise workers run whatever `python3` is first on the PATH, which does not have this package.
+    # Otherwise workers run the first `python3` on the PATH, which may lack this package.
     with started_by_launcher() if is_local else _started_by_this_python():
         spark = _started(builder)
     if master is not None and spark.sparkContext.master != master:
-        raise ConfigError(f"master={master!r}: this program has a session of {spark.sparkContext.master} already")
+        raise ConfigError(
+            f"master={master!r}: this program has a session with master {spark.sparkContext.master} already"
+        )
     for path in py_files:
         spark.sparkContext.addPyFile(path)
     register(spark)
@@ -99,21 +111,22 @@ def session(
 
 
 def _started(builder: SparkSession.Builder) -> SparkSession:
-    """The session, or no Java that was started for it."""
+    """Start the session; after an error, end the Java process that was started for it."""
     try:
         return builder.getOrCreate()
     except BaseException as error:
         _end_java(error)
         if isinstance(error, Exception):
-            check_java()  # only now: asking Java for its version takes a third of a second
+            check_java()  # only now: reading Java's version takes a third of a second
         raise
 
 
 def _end_java(error: BaseException) -> None:
-    """End the Java that was being started when this was raised, by Ctrl-C for instance.
+    """End the Java process whose start was interrupted, by Ctrl-C for instance.
 
-    Java ends by itself when Python does, but not while it starts: it cannot write where it listens to the folder that
-    pyspark has removed by then, and goes on listening for ever. Only the frame that was left knows its process.
+    Java ends with Python, but not during its start: it cannot write its port into the folder that pyspark has removed
+    by then, and keeps listening. pyspark keeps the process in a local variable of ``launch_gateway`` until its start
+    has succeeded and has no documented access to it, so the process is taken from the frame in the traceback.
     """
     from pyspark.java_gateway import launch_gateway
 
@@ -146,7 +159,7 @@ def _connect_session(app_name: str, url: str, py_files: Sequence[str], conf: Map
     from pyspark.errors import PySparkImportError
     from pyspark.sql import SparkSession
 
-    from jetspark.spark.registration import register
+    from jetspark.spark.formats import register
 
     try:
         builder = SparkSession.builder.appName(app_name).remote(url)
@@ -166,12 +179,12 @@ def _connect_session(app_name: str, url: str, py_files: Sequence[str], conf: Map
 def _check_files(py_files: Sequence[str]) -> None:
     for path in py_files:
         if "://" not in path and not Path(path).is_file():
-            raise ConfigError(f"py_files: {path!r} is no file, seen from {os.getcwd()}")
+            raise ConfigError(f"py_files: {path!r}: file not found from {os.getcwd()}")
 
 
 @contextmanager
 def _started_by_this_python() -> Iterator[None]:
-    """While a session of a cluster is made: the script of the launcher is on this machine alone."""
+    """Sets PYSPARK_PYTHON for a session of a cluster, whose machines do not have the launcher."""
     os.environ.setdefault(VARIABLE, sys.executable)
     yield
 
@@ -180,7 +193,7 @@ def _started_by_this_python() -> Iterator[None]:
 def short_session(
     app_name: str = "jetspark", *, master: str | None = None, py_files: Sequence[str] = ()
 ) -> Iterator[SparkSession]:
-    """A session for one job of seconds or minutes; one that the program has already is used, and stays.
+    """A session for one job of seconds or minutes; an existing session is used, and stays open.
 
     Raises:
         ConfigError: As :func:`session`.
@@ -197,10 +210,10 @@ def short_session(
 
 
 def check_java() -> None:
-    """Whether there is a Java that Spark can run on.
+    """Check that Spark can run on the installed Java.
 
     Raises:
-        ConfigError: There is none, or it is too old.
+        ConfigError: Java is missing or too old.
     """
     java = find_java()
     try:
@@ -213,22 +226,83 @@ def check_java() -> None:
 
 
 def find_java() -> str:
-    """The program that Spark will start.
+    """Path of the Java that Spark will start.
 
     Raises:
-        ConfigError: There is none.
+        ConfigError: Java is missing.
     """
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
     if java is None:
-        raise ConfigError(f"Spark needs Java, and there is none: {_REMEDY}")
+        raise ConfigError(f"Spark needs Java, and none was found: {_REMEDY}")
     return java
 
 
 def _major(shown: str) -> int | None:
-    """From ``openjdk version "17.0.15"``; old ones say ``"1.8.0_292"``."""
+    """The major version in ``openjdk version "17.0.15"``; old releases print ``"1.8.0_292"``."""
     _, quote, rest = shown.partition('"')
     parts = rest.partition('"')[0].split(".")
     if not quote or not parts[0].isdecimal():
         return None
     return int(parts[1]) if parts[0] == "1" and len(parts) > 1 and parts[1].isdecimal() else int(parts[0])
+
+
+CONNECT_TIMEOUT_S = 10.0
+
+
+class SparkServer(NamedTuple):
+    """A kind of Spark server: its URL scheme, default port and name."""
+
+    scheme: str
+    port: int
+    """Default port."""
+    name: str
+
+
+CONNECT = SparkServer("sc://", 15002, "Spark Connect server")
+STANDALONE = SparkServer("spark://", 7077, "Spark master")
+# Masters without an address to check.
+_OTHERS = re.compile(r"local(-cluster)?(\[.*\])?|yarn|k8s://.+")
+
+
+def server_of(master: str) -> SparkServer | None:
+    """The kind of server of a master URL; None for this machine, YARN and Kubernetes.
+
+    Raises:
+        ConfigError: ``master`` is not a master URL.
+    """
+    if _OTHERS.fullmatch(master):
+        return None
+    for server in (STANDALONE, CONNECT):
+        if master.startswith(server.scheme):
+            return server
+    raise ConfigError(
+        f"master={master!r}: expected {STANDALONE.scheme}HOST:{STANDALONE.port}, {CONNECT.scheme}HOST, yarn, k8s://URL "
+        "or local[CORES]"
+    )
+
+
+def check_somebody_listens(master: str) -> None:
+    """Check that a Spark server accepts connections; Spark itself would fail only after minutes, with two pages.
+
+    Raises:
+        ConfigError: ``master`` is not a master URL, or no server listens there. Of several addresses one is enough.
+    """
+    server = server_of(master)
+    if server is None:
+        return
+    refused = []
+    for address in master.removeprefix(server.scheme).split(","):
+        try:
+            url = urlsplit(f"//{address}")
+            host, port = url.hostname or "localhost", url.port or server.port
+        except ValueError as error:
+            raise ConfigError(
+                f"master={master!r}: expected an address such as {server.scheme}host:{server.port}: {error}"
+            ) from None
+        try:
+            socket.create_connection((host, port), timeout=CONNECT_TIMEOUT_S).close()
+            return
+        except OSError as error:
+            refused.append(f"{host}:{port}: {error}")
+    raise ConfigError(f"master={master!r}: no {server.name} at {', '.join(refused)}")

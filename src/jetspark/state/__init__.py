@@ -1,6 +1,6 @@
-"""State in buckets that carries its sequence: bulk load, compare-and-set store and its rounds, reading ranges.
+"""States in buckets, stored with the sequence of their last event: bulk loads, compare-and-set stores, range reads.
 
-Decisions are pure, and what needs a server is written as procedures (:mod:`jetspark.publish.steps`): an asyncio worker
-and a Spark task run the same code. ``rounds`` brings states into a bucket, for every engine; ``store`` and ``changes``
-write many keys at once, ``scan`` reads.
+Decisions are pure. Requests to the server are procedures (:mod:`jetspark.publish.steps`), so asyncio workers and Spark
+tasks run the same code. ``rounds`` stores folded states for every engine; ``store`` and ``changes`` write many keys at
+once; ``scan`` reads ranges of streams.
 """

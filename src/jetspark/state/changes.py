@@ -1,12 +1,12 @@
-"""What a change of a key is, what a bucket has for a key, and which of the two is newer. Pure.
+"""Changes of keys, entries of buckets, and which of two is newer. Pure.
 
-A value says which event it is the result of: the header ``JetSpark-Sequence`` is stored with it, also on the markers of
-deleted keys. Other NATS clients read and keep such values like any other. A value without it, written by one of them,
-counts as older than every event: sequence 0.
+The header ``JetSpark-Sequence`` of a value, or of the marker of a deleted key, has the sequence of the last event in
+it. Other NATS clients read such values like any other. A value without the header, written by another client, counts as
+older than every event: sequence 0.
 
-Sequences begin again where a stream is deleted and re-created. A change may say when the stream of its
-sequence was created, stored as the header ``JetSpark-Stream-Created``: then the later stream is newer, whatever the
-sequences. A sequence that says so and one that does not cannot be compared, and the change is refused.
+A re-created stream starts its sequences again. So a change may have the creation time of its stream, which is stored as
+the header ``JetSpark-Stream-Created``: then the later stream is newer, whatever the sequences. A sequence with a
+creation time and one without cannot be compared, and the change is refused.
 """
 
 from __future__ import annotations
@@ -65,13 +65,13 @@ DELETE = _Delete()
 
 
 class Current(NamedTuple):
-    """What a bucket has for a key. A deleted key has no value, but a revision, and the sequence of its deletion."""
+    """The entry of a key in a bucket. A deleted key has no value, but a revision and the sequence of its deletion."""
 
     value: bytes | None
     sequence: int
     revision: int
     mark: str | None = None
-    """What a projection noted with it (``JetSpark-Projection``)."""
+    """The mark of a projection, from the header ``JetSpark-Projection``."""
     stream_created: int = 0
     """When the stream of the sequence was created, in microseconds since 1970; 0 where its writer did not say."""
 
@@ -82,7 +82,7 @@ class Current(NamedTuple):
 
 
 NOTHING = Current(None, 0, 0)
-"""What a bucket has for a key that it has nothing for."""
+"""The entry of a missing key."""
 
 
 class Change(NamedTuple):
@@ -92,11 +92,11 @@ class Change(NamedTuple):
     value: bytes = b""
     operation: KVOperation = "put"
     sequence: int | None = None
-    """Of the event this is the result of; stored with it."""
+    """Sequence of the last event in the value; stored with it."""
     revision: int | None = None
     """Write only if this is still the key's last; 0 says that it has none. None writes whatever is there."""
     mark: str | None = None
-    """What a projection says of its value, stored as the header ``JetSpark-Projection``."""
+    """The mark of a projection, stored as the header ``JetSpark-Projection``."""
     stream_created: int = 0
     """When the stream of the sequence was created, in microseconds since 1970; 0 where that is not known."""
 
@@ -108,7 +108,7 @@ class Change(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of some changes."""
+    """The result of storing some changes."""
 
     written: int = 0
     conflicts: tuple[str, ...] = ()
@@ -116,13 +116,13 @@ class Outcome:
     dropped: int = 0
     """Not written, because the bucket had newer ones, or the same."""
     present: Mapping[str, Current] = field(default_factory=dict, compare=False)
-    """What keys in conflict have instead, according to the leader; those that have nothing are left out."""
+    """The leader's entries of keys in conflict; missing keys are omitted."""
     revisions: Mapping[str, int] = field(default_factory=dict, compare=False)
-    """Of changes that were written, where they are known for sure."""
+    """Revisions of written changes, if they are known with certainty."""
 
     @classmethod
     def of_all(cls, outcomes: Sequence[Outcome]) -> Outcome:
-        """What became of all changes, given the outcomes of parts of them."""
+        """The union of the outcomes of parts."""
         if len(outcomes) == 1:
             return outcomes[0]
         present: dict[str, Current] = {}
@@ -161,10 +161,10 @@ def newest(changes: Iterable[Change]) -> dict[str, Change]:
 
 
 def keep_newest(kept: dict[str, Change], change: Change) -> None:
-    """Of two changes of a key keep the newer one; of two that are as new, or have no sequence, the later.
+    """Keep the newer one of two changes of a key; the later one if they have the same sequence or none.
 
     Raises:
-        ConfigError: One of the two says of which stream its sequence is, and the other does not.
+        ConfigError: Only one of the two has the creation time of its stream.
     """
     known = kept.get(change.key)
     if known is None or not _is_newer(known, change):
@@ -172,10 +172,10 @@ def keep_newest(kept: dict[str, Change], change: Change) -> None:
 
 
 def newer(changes: Iterable[Change], known: Mapping[str, Current]) -> list[Change]:
-    """The changes that go beyond what is known, each expecting the revision that is known.
+    """The changes that are newer than the known entries, each conditional on the known revision.
 
     Raises:
-        ConfigError: A change has no sequence; or only one of the change and the bucket says of which stream it is.
+        ConfigError: A change has no sequence, or only one of change and entry has the creation time of its stream.
     """
     wanted = []
     for change in changes:
@@ -190,10 +190,10 @@ def newer(changes: Iterable[Change], known: Mapping[str, Current]) -> list[Chang
 
 
 def _is_newer(change: Change, known: Current | Change) -> bool:
-    """Whether a change is newer than another, or than what a bucket has.
+    """True if a change is newer than another change or an entry.
 
     Raises:
-        ConfigError: Only one of the two says of which stream its sequence is.
+        ConfigError: Only one of the two has the creation time of its stream.
     """
     # What another client has written has neither, and is older than every event.
     if bool(change.stream_created) != bool(known.stream_created) and known.age != (0, 0):
@@ -243,7 +243,7 @@ def current_of(stored: Stored) -> Current:
 
 
 def is_written(change: Change, stored: Stored | None, writer: str) -> bool:
-    """Whether the bucket has this very change, stored before, and not somebody else's."""
+    """True if the bucket has this change from an earlier attempt of the same writer."""
     if stored is None or stored.value != change.value or stored.operation != change.operation:
         return False
     if change.sequence is not None:
@@ -257,7 +257,7 @@ def is_written(change: Change, stored: Stored | None, writer: str) -> bool:
 
 
 def is_unchanged(change: Change, stored: Stored | None) -> bool:
-    """Whether the key looks as expected, though the leader refused the change: the replica that was read is behind."""
+    """True if the key has the expected revision although the leader refused the change: the replica lags."""
     return (0 if stored is None else stored.revision) == change.revision
 
 

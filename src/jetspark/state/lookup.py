@@ -1,4 +1,4 @@
-"""The last messages of many keys, by one request. Pure."""
+"""Reads the last messages of many subjects by one request. Pure."""
 
 from __future__ import annotations
 
@@ -54,26 +54,26 @@ _plain_delivery = re.compile(
 class Lookup:
     """One request for the last messages of many subjects, and its answers.
 
-    What :class:`~jetspark.jetstream.direct_get.LastGet` does, for a third of the time a message: only the few headers
-    that matter are looked at. And the server ends an answer of more than 64 MB; what is ``left`` is asked for next.
+    Like :class:`~jetspark.jetstream.direct_get.LastGet`, in a third of the time for each message, because only a few
+    headers are parsed. The server cuts an answer at 64 MB; the next request is for the subjects that are ``left``.
 
-    Any replica may answer, and so may a mirror of the stream. The end of an answer says up to which sequence of the
-    stream it is true, and its first message says of which stream. One that is behind ``at_least``, or a mirror's, which
-    may have dropped messages that the stream has, counts for nothing: ``is_behind``. An answer without any message says
-    neither; the witness is for that.
+    Any replica or mirror may answer. The end of an answer has the sequence of the stream up to which it is valid, and
+    its first message names the stream. An answer that lags ``at_least``, or comes from a mirror, which may lack
+    messages of the stream, is discarded: ``is_behind``. An answer without messages does not name its stream; so the
+    request includes the probe subject, which has a message.
     """
 
     def __init__(
-        self, prefix: str, stream: str, subjects: Sequence[str], *, at_least: int = 0, witness: str | None = None
+        self, prefix: str, stream: str, subjects: Sequence[str], *, at_least: int = 0, probe_subject: str | None = None
     ) -> None:
         """
         Args:
             at_least: A sequence of the stream that an answer has to be up to; 0 if any will do.
-            witness: A subject that has a message at or below that sequence.
+            probe_subject: A subject that has a message at or below that sequence.
         """
         self._subject = f"{prefix}.DIRECT.GET.{stream}"
         self._stream, self._at_least = stream, at_least
-        self._witness = None if witness is None or witness in subjects else witness
+        self._probe_subject = None if probe_subject is None or probe_subject in subjects else probe_subject
         self.left = list(subjects)
         self.found: list[Stored] = []
         self.up_to = 0
@@ -85,7 +85,7 @@ class Lookup:
     def request(self) -> Request:
         self.is_over = self.is_behind = self._is_of_mirror = False
         self._answer = []
-        asked = self.left if self._witness is None else [*self.left, self._witness]
+        asked = self.left if self._probe_subject is None else [*self.left, self._probe_subject]
         return Request(self._subject, json.dumps({"multi_last": asked}).encode())
 
     def lost(self) -> None:
@@ -96,7 +96,7 @@ class Lookup:
         """Take answers; the last one makes it ``is_over``.
 
         Raises:
-            JetStreamUnavailable: Nobody answers for the stream.
+            JetStreamUnavailable: No server answers for the stream.
             ServerError: The server refused.
         """
         answer, look = self._answer, _plain_state
@@ -113,17 +113,17 @@ class Lookup:
             if int(before) != (answer[-1].revision if answer else 0):
                 continue
             if not answer:
-                self._note_stream(raw)
+                self._set_stream(raw)
             if mark not in mark_texts:
                 mark_texts[mark] = _text(mark)
             name = subject.decode(errors="surrogateescape")
             answer.append(Stored(name, int(revision), message.data, "put", int(sequence), None, mark_texts[mark]))
 
     def _accept_other(self, message: CoreMessage, raw: bytes) -> None:
-        """An answer that is no plain state: a marker, a value with other headers, or the end."""
+        """Take an answer that is not a plain state: a marker, a value with other headers, or the end."""
         status, before = message.status, int(_field(raw, b"Nats-Last-Sequence") or 0)
         if status is None:
-            self._take(_stored(raw, message), before, raw)
+            self._accept(_stored(raw, message), before, raw)
             return
         is_unbroken = self._follows(before)
         self.is_over = True
@@ -131,7 +131,7 @@ class Lookup:
             if is_unbroken:  # else it is asked for again
                 self._end(raw)
         elif status.code == 404:
-            # Nobody can tell how far a replica is that says nothing.
+            # The answer does not show how far the replica is.
             self.is_behind = self._at_least > 0
             self.left = self.left if self.is_behind else []
         elif status.code == 503:
@@ -140,17 +140,17 @@ class Lookup:
             raise ServerError(status.code, 0, status.description)
 
     def _follows(self, before: int) -> bool:
-        """Each message names the one before it, and so does the end: one that got lost on the way is noticed."""
+        """Check that no message was lost on the way: each message, and the end, names the message before it."""
         return before == (self._answer[-1].revision if self._answer else 0)
 
-    def _take(self, stored: Stored, before: int, raw: bytes) -> None:
+    def _accept(self, stored: Stored, before: int, raw: bytes) -> None:
         if not self._follows(before):
             return
         if not self._answer:
-            self._note_stream(raw)
+            self._set_stream(raw)
         self._answer.append(stored)
 
-    def _note_stream(self, raw: bytes) -> None:
+    def _set_stream(self, raw: bytes) -> None:
         """The first message says of which stream all are."""
         self._is_of_mirror = _field(raw, b"Nats-Stream") not in (None, self._stream)
 
@@ -160,7 +160,7 @@ class Lookup:
         if self.is_behind:
             return
         self.up_to = max(self.up_to, up_to)
-        self.found += [each for each in self._answer if each.subject != self._witness]
+        self.found += [each for each in self._answer if each.subject != self._probe_subject]
         is_cut = int(_field(raw, b"Nats-Num-Pending") or 0) > 0
         has = {each.subject for each in self._answer} if is_cut else set()
         self.left = [subject for subject in self.left if subject not in has] if is_cut else []

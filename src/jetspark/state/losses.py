@@ -1,18 +1,18 @@
-"""What it proves that a stream begins later than it once did. Pure decisions, and one operation that asks the server.
+"""Detects events that were removed from the front of a stream. Pure decisions, and one operation that asks the server.
 
-A stream of nothing but events begins later when a limit or a purge has removed events. A stream that holds more loses
-other messages as well: a state of an entity replaces the one before it, and a timer goes when it has fired. Then the
-first sequence moves although every event is there. The sequences alone do not tell the two apart.
+If a stream has only events, its first sequence moves only when a limit or a purge removes events. Other streams also
+lose messages without a loss of events: a new state of an entity replaces the old one, and a timer is removed when it
+fires. The first sequence then moves although every event is still there, so sequences alone prove nothing.
 
-An event does. Limits and purges remove from the front, so as long as an event is there, everything behind it was not
-removed by them. Readers note the first event of a stream and the last one they have read (*witnesses*):
+An event proves more. Limits and purges remove from the front, so while an event exists they have removed nothing after
+it. Readers save the sequences of the first event and of the last event read (*anchors*):
 
-* the witness is there: no event behind it was removed from the front;
-* the witness is gone: events were removed, and a gap may have been events;
-* there is no witness yet: a gap may have been events only where the stream has a limit that removes events.
+* the anchor exists: no later event was removed from the front;
+* the anchor was removed: events were removed, and a gap may have been events;
+* no anchor is known yet: a gap may have been events only if the stream has a limit that removes events.
 
-What is never seen, in any stream: single messages that are deleted, and purges of one subject. In a stream that holds
-more than events neither is a purge before the first event was read, because nothing is left that says so.
+Deletes of single messages and purges of one subject are not detected in any stream. In a stream with other messages a
+purge before the first event was read is not detected either.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from jetspark.state.scan import Head, head_of
 
 __all__ = ["first_ever", "front_of", "holds_passing_messages", "proves_loss", "removes_by_limits"]
 
-# A limit for each subject that is no limit: clients of buckets expect that there is one.
+# A limit for each subject that is never reached: clients of buckets require some limit.
 NO_LIMIT_PER_SUBJECT = 1_000_000_000
 
 
@@ -37,12 +37,12 @@ def first_ever(config: StreamConfig) -> int:
 
 
 def holds_passing_messages(config: StreamConfig) -> bool:
-    """Whether messages of a stream go though nothing is lost: states that replace each other, and timers."""
+    """True if a stream removes messages without losing events: replaced states, and timers."""
     return bool(config.allow_rollup or config.allow_message_schedules)
 
 
 def removes_by_limits(config: StreamConfig) -> bool:
-    """Whether a stream removes events by itself: by their age or number, or because they were acknowledged."""
+    """True if a stream removes events by itself: by age or number, or after an acknowledgement."""
     limits = (config.max_age_s, config.max_messages, config.max_bytes)
     per_subject = config.max_messages_per_subject or 0
     return (
@@ -52,25 +52,25 @@ def removes_by_limits(config: StreamConfig) -> bool:
     )
 
 
-def proves_loss(config: StreamConfig, is_witness_there: bool | None) -> bool:
-    """Whether events may be gone from the front of a stream that begins later than it once did.
+def proves_loss(config: StreamConfig, is_anchor_there: bool | None) -> bool:
+    """True if events may have been removed from the front of a stream whose first sequence has moved.
 
     Args:
-        is_witness_there: Whether an event from before the gap is still there; None if none is known.
+        is_anchor_there: True if an event from before the gap still exists; None if no such event is known.
     """
     if not holds_passing_messages(config):
         return True
-    if is_witness_there is None:
+    if is_anchor_there is None:
         return removes_by_limits(config)
-    return not is_witness_there
+    return not is_anchor_there
 
 
-def front_of(api: Api, info: StreamInfo, witness: int = 0) -> Operation[Head]:
-    """Where a stream begins, and from where on nothing is lost: ``whole_from``.
+def front_of(api: Api, info: StreamInfo, anchor_sequence: int = 0) -> Operation[Head]:
+    """The head of a stream, with ``whole_from``: the sequence from which no event is lost.
 
     Args:
-        witness: The sequence of an event that the stream had, at or before what is about to be read, or the first
-            one that it ever had; 0 if none is known.
+        anchor_sequence: The sequence of an event that the stream had: at or before the next event to read, or the
+            first event ever; 0 if unknown.
     """
     head, config = head_of(info), info.config
     if not holds_passing_messages(config):
@@ -79,8 +79,8 @@ def front_of(api: Api, info: StreamInfo, witness: int = 0) -> Operation[Head]:
     if head.first <= first_ever(config):
         return whole
     is_there = None
-    if witness:
-        query = message_query(sequence=witness)
+    if anchor_sequence:
+        query = message_query(sequence=anchor_sequence)
         try:
             yield from api.get_message(config.name, query, direct=False)
             is_there = True

@@ -1,9 +1,9 @@
-"""How long something goes on while nothing gets further. Pure: the clock is the driver's.
+"""When to retry, and when to give up for lack of progress. Pure: the clock is the driver's.
 
-:class:`Attempts` is the rule, and the only one: when the next attempt is made, and when there is none. Procedures go by
-it through :class:`Persistence`; blocking calls on Spark through ``spark/retrying.py``. Which errors are worth another
-attempt is ``may_pass``. A closed connection does not pass by itself. It does where the next attempt has another one,
-and the code that provides it says so: runners of procedures that renew theirs (``steps.py``), ``retrying.will_pass``.
+:class:`Attempts` is the only rule. Procedures use it through :class:`Persistence`, blocking calls on Spark through
+``connections.patiently``. An error is worth a retry if its ``may_pass`` is true. A closed connection stays closed, so
+it is worth a retry only where the next attempt gets another connection: in runners of procedures that renew theirs
+(``steps.py``), and in ``connections.patiently``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Attempts:
         self._failures = 0
 
     def progress(self, now: float) -> None:
-        """The time begins anew."""
+        """Restart the time without progress."""
         self._until = now + self._patience_s
         self._failures = 0
 
@@ -58,7 +58,7 @@ class Persistence:
         self._tell_at = 0.0
 
     def progress(self) -> Procedure[None]:
-        """The time begins anew. Call it first, too."""
+        """Restart the time without progress; also call it at the start."""
         now = yield ReadClock()
         self._attempts.progress(now)
         self._tell_at = now + TELL_AFTER_S

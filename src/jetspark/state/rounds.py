@@ -1,14 +1,14 @@
-"""Load, fold, compare and set, fold again: the one way in which folded events get into a bucket. Procedures for both
+"""Stores folded states by compare-and-set: load, fold, store, and fold again after a conflict. Procedures for both
 drivers.
 
-A round stores what keys in hand have become, each on the revision it was loaded with (:func:`store_round`). The leader
-compares; a key that others wrote meanwhile comes back with what the bucket has instead, and its events are folded onto
-that, for the next round. Where the events are kept in hand, the keys do that themselves
-(:class:`~jetspark.app.projections.states.LiveStates`). Where they are too many, they are read once more:
-:func:`store_rounds`.
+This is the only way by which engines write states. A round stores the changed states, each conditional on its loaded
+revision (:func:`store_round`). The leader compares the revisions. A key that another writer has changed is returned
+with its present entry, and its events are folded onto that for the next round. An engine that keeps the events in
+memory does so by itself (:class:`~jetspark.app.projections.live_states.LiveStates`). Otherwise the events are read
+again: :func:`store_rounds`.
 
-Nobody compares what is not stored. That a key needs no write is decided on what was loaded, and right only because
-loads are never behind (:mod:`jetspark.state.store`): no engine has to think of it, and none can forget it.
+The leader does not compare keys that are not written. Whether a key needs a write is decided from its loaded state,
+which is right only because loads never lag (:mod:`jetspark.state.store`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from jetspark.state.store import StateBucket
 
 __all__ = ["MAX_ROUNDS", "KeysInHand", "RepeatableFold", "fold_pieces", "store_round", "store_rounds"]
 
-# Others may write the same keys; who loses a race folds again. This many times is no race any more.
+# Rounds before giving up. A lost race is folded again, but twenty in a row have another cause.
 MAX_ROUNDS = 20
 # Longer after each lost race.
 PAUSE_S = 0.01
@@ -33,19 +33,19 @@ P = TypeVar("P", contravariant=True)
 
 
 class KeysInHand(Protocol):
-    """Keys of one bucket: as they were loaded, and with the events since. Pure."""
+    """States of keys of one bucket: as they were loaded, with the events applied since. Pure."""
 
     def unsure(self) -> Sequence[str]:
-        """Keys that have to be loaded again before :meth:`take`: they were stored, and nobody has said how."""
+        """Keys to load again before :meth:`take_changes`: they were stored under unknown revisions."""
 
-    def look_again(self, keys: Iterable[str], loaded: Mapping[str, Current]) -> None:
-        """What the bucket has for those keys."""
+    def reload(self, keys: Iterable[str], loaded: Mapping[str, Current]) -> None:
+        """Take the present entries of those keys."""
 
-    def take(self) -> list[Change]:
-        """What has to be stored now."""
+    def take_changes(self) -> list[Change]:
+        """The changes to store now."""
 
-    def settle(self, changes: Sequence[Change], outcome: Outcome) -> None:
-        """What became of it. Keys in conflict go on from what the bucket has instead (``outcome.present``)."""
+    def commit(self, changes: Sequence[Change], outcome: Outcome) -> None:
+        """Take the outcome. Keys in conflict are based on their present entries (``outcome.present``)."""
 
 
 class RepeatableFold(Protocol[P]):
@@ -56,33 +56,33 @@ class RepeatableFold(Protocol[P]):
         """One for each bucket."""
 
     def missing(self, piece: P) -> Sequence[Sequence[str]]:
-        """The keys that have to be loaded before a piece can be applied, for each bucket."""
+        """For each bucket the keys to load before a piece can be applied."""
 
     def add(self, number: int, keys: Sequence[str], loaded: Mapping[str, Current]) -> None:
-        """Take keys of a bucket in hand."""
+        """Add loaded keys of a bucket."""
 
     def apply(self, piece: P) -> None:
-        """Apply rows of keys that are in hand; later pieces have no lower sequences."""
+        """Apply rows of loaded keys; sequences of later pieces are not lower."""
 
     def repeat(self) -> None:
-        """Those in hand are in conflict, and begin anew: pieces come once more, and rows of other keys are left out."""
+        """Start again with the keys in conflict: pieces are applied once more, without rows of other keys."""
 
 
 def store_round(bucket: StateBucket, keys: KeysInHand, also: Iterable[Change] = ()) -> Procedure[Outcome]:
-    """Store what keys in hand have become, and other changes of the same bucket behind it."""
+    """Store the changed states, followed by other changes of the same bucket."""
     if unsure := keys.unsure():
-        keys.look_again(unsure, (yield from bucket.load_all(unsure)))
-    changes = keys.take()
+        keys.reload(unsure, (yield from bucket.load_all(unsure)))
+    changes = keys.take_changes()
     wanted = [*changes, *also]
     if not wanted:
         return Outcome()
     outcome = yield from bucket.store_all(wanted)
-    keys.settle(changes, outcome)
+    keys.commit(changes, outcome)
     return outcome
 
 
 def fold_pieces(buckets: Sequence[StateBucket], fold: RepeatableFold[P], pieces: Iterable[P]) -> Procedure[None]:
-    """Apply rows to what the buckets have."""
+    """Load the keys of rows from the buckets, and apply the rows."""
     for piece in pieces:
         for number, keys in enumerate(fold.missing(piece)):
             if keys:
@@ -93,13 +93,13 @@ def fold_pieces(buckets: Sequence[StateBucket], fold: RepeatableFold[P], pieces:
 def store_rounds(
     buckets: Sequence[StateBucket], fold: RepeatableFold[P], pieces: Callable[[], Iterable[Any]]
 ) -> Procedure[int]:
-    """Store what rows have made of their keys, until every key is stored; returns how many were.
+    """Store the states of all keys, in as many rounds as conflicts need; returns the number of writes.
 
     Args:
-        pieces: Reads the rows again, for keys that others have written meanwhile.
+        pieces: Reads the rows again, for keys that another writer has changed.
 
     Raises:
-        Conflict: Others write the same keys faster than this.
+        Conflict: Keys were changed by others in each of ``MAX_ROUNDS`` rounds.
         JetSparkError: As :func:`~jetspark.state.store.store`.
     """
     written = 0

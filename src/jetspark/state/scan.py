@@ -1,21 +1,21 @@
-"""Reading a range of a stream's sequences, piece by piece, with the proof that nothing was skipped.
+"""Reads a range of a stream's sequences in pieces, and proves that no message was skipped.
 
-Two ways lead through a stream. A *pull consumer* without acknowledgements is the usual one: a message of 128 bytes took
-1.8 microseconds of this process's CPU up to an Arrow record batch, and 1.7 of the server's (nats-server 2.15.1, file
-store, one core busy with other work). *Batched direct get* has the place of each message in six headers of its own:
-16.9 and 2.7, and 1.1 and 2.1 for a bare socket that does not even look at them. It is for streams with work-queue or
+There are two ways to read a stream. A *pull consumer* without acknowledgements is the usual one: a message of 128 bytes
+takes 1.8 microseconds of CPU in this process up to an Arrow record batch, and 1.7 in the server (nats-server 2.15.1,
+file store, one core busy with other work). *Batched direct get* sends the sequence of each message in six headers: 16.9
+and 2.7 microseconds (1.1 and 2.1 for a bare socket that ignores the headers). It is for streams with work-queue or
 interest retention, which a consumer would change by reading.
 
-The range is done when it is proven to be: its last sequence was read, or a message beyond its end arrived, or the
-stream's leader says that nothing is left in it. What a consumer or a replica says of its own end is only a reason to
-ask, because it may be behind the leader that the range's end came from.
+A range is complete when that is proven: its last sequence was read, a message beyond its end arrived, or the stream's
+leader replied that nothing is left in it. If a consumer or a replica reports its own end, the leader is asked, because
+the consumer or replica may lag the leader from which the end of the range came.
 
-Nothing is skipped: every message says its place among those the consumer has sent, so one that got lost on the way (a
-reconnect) is noticed, and another consumer starts where the messages end. A gap in the stream's own sequences is
-deleted messages, or what the filters leave out, unless the stream begins behind it *after* it was seen: then it may be
-what the limits evicted in front of the reader, and is data loss. Not in a range that starts at ``earliest``, which is
-what is there when it is read: a stream at its limit evicts between the plan and the reading, and nobody was promised
-the rest.
+No message is skipped. Each message has a consumer sequence, so a message lost on the way (in a reconnect) is noticed,
+and a new consumer starts after the last message read. A gap in the stream sequences means deleted messages or other
+subjects, unless the stream begins after the gap *when the gap is found*: then its limits may have evicted messages
+before they were read, which is data loss. A range that starts at ``earliest`` has no such loss at its beginning: it is
+defined by what the stream has when it is read, because a stream at its limit evicts messages between planning and
+reading.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from jetspark.jetstream.operations import Api, Operation, Request, message_query
 from jetspark.jetstream.pull import Ask, Flow, Puller, PullLimits, Wait
 from jetspark.jetstream.wire import time_text
 from jetspark.publish.steps import AskMany, ClosePull, Connect, OpenPull, Procedure, Pull, PullSource
-from jetspark.state.deliveries import MessagePlace, count_up_to, delivery
+from jetspark.state.deliveries import StreamOffset, count_up_to, delivery
 
 __all__ = [
     "Head",
@@ -73,20 +73,20 @@ LAST_TIME = datetime.datetime(2262, 1, 1, tzinfo=datetime.UTC)
 # A piece. From 500 to 50,000 rows Spark takes them equally fast; of large messages it has fewer, for memory.
 PIECE_MESSAGES = 10_000
 PIECE_BYTES = 8 << 20
-# A request to the server, of which two are out: so a reader holds three times this at most, and what it is building.
-# With 5,000 messages of 128 bytes reading took a fifth longer, with 50,000 as long.
+# Messages for each request. Two requests are outstanding, so a reader holds at most three times this number. With 5,000
+# messages of 128 bytes reading took a fifth longer, with 50,000 as long.
 REQUEST_MESSAGES = 20_000
 REQUEST_BYTES = 4 << 20
 REQUESTS = 2
 REQUEST_EXPIRES_S = 30.0
-# Asked for beyond what is expected: a guess that is a little low should not cost another round trip.
+# Messages requested beyond the estimate, so that a slightly low estimate costs no additional round trip.
 SLACK = 64
-# Messages of this mean size and more are sent without their data where nobody wants it. Of 10 KiB it made reading six
-# times faster; of 128 bytes it takes the reader more time, because each then has a header that says how large it was.
+# If data is not needed, messages from this mean size on are sent without it. At 10 KiB reading is six times faster; at
+# 128 bytes it is slower, because each message then has an additional header with its size.
 HEADERS_ONLY_BYTES = 1 << 10
-# The server forgets a consumer that nobody has asked for this long: it outlives a reader that was killed.
+# The server removes a consumer after this time without a request, also that of a killed reader.
 EPHEMERAL_S = 5.0
-# Silence after which the stream's leader is asked what is left.
+# Time without messages after which the stream's leader is asked whether any are left.
 SILENCE_S = 1.0
 PAUSE_S = 0.1
 
@@ -103,7 +103,7 @@ class Head:
     """The first sequence there is; of an empty stream, the one its next message will have."""
     next: int
     bytes_per_sequence: float = 0.0
-    """The mean of what is there, deleted messages counted as nothing."""
+    """Mean size; deleted messages count as 0 bytes."""
     missing: int = 0
     """Sequences in between that have no message any more, where messages can be counted."""
     bytes_per_message: float = 0.0
@@ -112,7 +112,7 @@ class Head:
 
     @property
     def whole_from(self) -> int:
-        """What is before this sequence may be lost."""
+        """Events before this sequence may be lost."""
         return self.first if self.kept_from is None else self.kept_from
 
 
@@ -126,7 +126,7 @@ class Range:
     end: int
     subjects: tuple[str, ...] = field(default=())
     is_earliest: bool = False
-    """Nobody was promised its first messages: what is gone before it is read is not lost."""
+    """Messages that are removed from the beginning before it is read are not lost."""
 
 
 def head_of(info: StreamInfo) -> Head:
@@ -167,10 +167,10 @@ def messages_from(api: Api, stream: str, sequence: int, subjects: Sequence[str] 
 
 
 def sequence_at(api: Api, head: Head, moment: datetime.datetime) -> Operation[int]:
-    """The sequence of the first message stored at or after ``moment``; the stream's end when there is none.
+    """The sequence of the first message stored at or after ``moment``; the stream's end without such a message.
 
-    The stream's leader is asked: direct get knows times too, but not every stream allows it, and a replica may be
-    behind; a consumer would do, but a work queue allows none.
+    Asks the stream's leader: direct get is not allowed on every stream and may reach a lagging replica, and a work
+    queue allows no additional consumer.
     """
     query = {"start_time": time_text(min(max(moment, FIRST_TIME), LAST_TIME)), "next_by_subj": ">"}
     try:
@@ -235,13 +235,13 @@ class Pulling:
         self.sweep = Sweep(source.puller, info.pending)
         self.received = info.delivered.consumer_sequence
         """How many messages of the consumer's are here."""
-        self.last: MessagePlace | None = None
+        self.last: StreamOffset | None = None
 
     @classmethod
     def open(
         cls, api: Api, stream: str, subjects: Sequence[str], *, start: int | None, headers_only: bool
     ) -> Procedure[Pulling]:
-        """From a sequence on; without one, the last message of each subject, and then what is new."""
+        """Create a consumer from a sequence on; without one for the last message of each subject, and new messages."""
         config = ConsumerConfig(
             deliver_policy="last_per_subject" if start is None else "by_start_sequence",
             start_sequence=start,
@@ -258,15 +258,15 @@ class Pulling:
 
     @property
     def is_unavailable(self) -> bool:
-        """The last thing heard was that nobody is there."""
+        """True if the last answer was that no server responds for the consumer."""
         return self._source.puller.is_unavailable
 
     def next(self) -> Procedure[list[Any]]:
-        """What has come; nothing, if nothing came for a while.
+        """The next messages; an empty list after a time without messages.
 
         Raises:
             Interrupted: Messages were lost on the way.
-            ConsumerNotFound: The consumer is gone.
+            ConsumerNotFound: The server has removed the consumer.
         """
         messages: list[Any] = yield Pull(self._source, self.sweep)
         if messages:
@@ -287,8 +287,8 @@ class DirectReading:
 
     def __init__(self, prefix: str, part: Range, start: int, bytes_per_sequence: float) -> None:
         self._prefix, self._stream = prefix, part.stream
-        # The server takes one filter only. Several requests side by side would be answered by several replicas; one may
-        # be behind the others, and what it does not have yet would be skipped.
+        # The server accepts only one filter. Parallel requests would be answered by several replicas, and messages that
+        # one of them does not have yet would be skipped.
         self._subject = part.subjects[0] if len(part.subjects) == 1 else None
         self._filters = part.subjects if self._subject is None else ()
         self._batch = max(1, min(BATCH_MESSAGES, int(REQUEST_BYTES / max(1.0, bytes_per_sequence))))
@@ -355,7 +355,7 @@ class DirectReading:
 class RangeScan:
     """Reads a range in pieces, through reconnects, leader changes and lost consumers.
 
-    A runner's ``pieces`` reads it. ``lost_sequences`` counts what was gone, where that is allowed.
+    A runner's ``pieces`` reads it. ``lost_sequences`` counts removed sequences, if removal is allowed.
     """
 
     def __init__(
@@ -369,10 +369,10 @@ class RangeScan:
     ) -> None:
         """
         Args:
-            wants_data: Whether the messages' data is of use; without, large ones come with their headers only.
-            fail_on_loss: Whether messages that are gone are an error.
-            loss_remedy: What the error tells to do about it.
-            timeout_s: How long to go on while nothing comes.
+            wants_data: True if the messages' data is needed; otherwise large messages are read without it.
+            fail_on_loss: True if removed messages are an error.
+            loss_remedy: The remedy in that error.
+            timeout_s: Longest time without messages.
         """
         self._part, self._wants_data = part, wants_data
         self._fail_on_loss, self._loss_remedy, self._timeout_s = fail_on_loss, loss_remedy, timeout_s
@@ -477,7 +477,7 @@ class RangeScan:
         return min(left, int(left * self._share) + SLACK)
 
     def _read(self) -> Procedure[list[Any] | None]:
-        """What comes next; None when this consumer, or this replica, has nothing more, or is silent."""
+        """The next messages; None if this consumer or replica has no more, or is silent."""
         if self._direct is not None:
             return (yield from self._read_direct(self._direct))
         pulling = self._pulling
@@ -506,7 +506,7 @@ class RangeScan:
         self._heard_at = yield ReadClock()
         end = self._part.end
         if direct.next_sequence > end:
-            # Behind the last message of the range, not at its end: what is between may be gone.
+            # After the last message of the range, not at its end: messages in between may be removed.
             messages = [each for each in messages if each.sequence < end]
             self._next = messages[-1].sequence + 1 if messages else self._next
             self._is_done = True
@@ -519,12 +519,17 @@ class RangeScan:
         if (yield ReadClock()) - self._heard_at >= self._timeout_s:
             what = f"sequence {self._next} or one after it in stream {stream!r}"
             raise RequestTimeout(what, self._timeout_s) from problem
-        _logger.info("stream %s at sequence %d, beginning again: %s", stream, self._next, problem or "it is there")
+        _logger.info(
+            "stream %s: reading continues at sequence %d with a new consumer: %s",
+            stream,
+            self._next,
+            problem or "it is back",
+        )
         self._silence_s = min(2 * self._silence_s, self._timeout_s)
         yield Sleep(PAUSE_S)
 
     def _is_nothing_left(self) -> Procedure[bool]:
-        """What the stream's leader says of the rest of the range."""
+        """Ask the stream's leader whether the rest of the range is empty."""
         for subject in self._part.subjects or (">",):
             query = message_query(sequence=self._next, next_for=subject)
             try:
@@ -535,7 +540,7 @@ class RangeScan:
                 return False
         return True
 
-    # ---- what is gone ------------------------------------------------------------------------------------------
+    # ---- removed messages --------------------------------------------------------------------------------------
 
     def _head(self) -> Procedure[Head]:
         """The stream as it is now."""
@@ -562,7 +567,7 @@ class RangeScan:
             self._next = first
 
     def _check_gaps(self, messages: list[Any], start: int) -> Procedure[None]:
-        """Whether a gap in the messages is in front of the stream's beginning by now."""
+        """Check whether a gap in the messages is before the stream's present beginning."""
         # Of the last messages it is known already: it was asked when the range was done.
         first = (self._head_at_end or (yield from self._head())).first
         end = min(first, self._next)
@@ -577,7 +582,9 @@ class RangeScan:
     def _lose(self, wanted: int, first: int, count: int) -> None:
         stream = self._part.stream
         if self._part.is_earliest:
-            _logger.info("stream %s: evicted before it was read: %d from %d on", stream, count, wanted)
+            _logger.info(
+                "stream %s: %d messages from sequence %d on were evicted before they were read", stream, count, wanted
+            )
             return
         if self._fail_on_loss:
             raise DataLoss(stream, wanted, first, self._loss_remedy)
@@ -593,10 +600,10 @@ class RangeScan:
 
 
 def is_consumed(config: StreamConfig) -> bool:
-    """Whether reading by a consumer would change what the stream keeps.
+    """True if reading by a consumer would remove messages.
 
     Raises:
-        ConfigError: It would, and there is no other way.
+        ConfigError: It would, and the stream does not allow direct gets.
     """
     if config.retention in (None, "limits"):
         return False

@@ -1,24 +1,24 @@
-"""Writing many keys of a bucket at once, each only if it is still as it was read; as procedures for both drivers.
+"""Loads and stores many keys of a bucket at once, by compare-and-set. Procedures for both drivers.
 
-Three steps that a fold into a bucket repeats (``state/rounds``): :func:`load` the keys, decide, :func:`store`. Each
-change names the revision it was decided on, the leader compares, and a key that somebody else wrote meanwhile comes
-back as a conflict, for another round. :func:`store_newest` is that loop for values that are not derived from the
-present ones: only what is newer is written.
+A fold repeats three steps (``state/rounds``): :func:`load` the keys, decide, :func:`store`. Each change has the
+revision that it is based on. The leader compares it, and a key that another writer has changed is reported as a
+conflict for the next round. :func:`store_newest` is this loop for values that are not derived from present ones: only
+newer ones are written.
 
-**A load is never behind.** The leader compares what is written. What is *not* written, because a key seems to have no
-state, or to be parked, nobody compares: decided on an answer of the past, an event would be passed by for good. Loads
-are answered by any replica, and by mirrors, which may be behind. So a :class:`StateBucket` keeps the highest sequence
-of the bucket that it was told of (:attr:`StateBucket.seen`), by the leader when it was opened, by its own writes, and
-by every answer; an answer that is not up to it is asked for again, and in the end the leader is asked, key by key. Who
-reads how far a bucket is (its position) through the same object therefore loads states that are at least that far.
+**A load never lags.** The leader compares revisions only for keys that are written. If a key is *not* written, because
+it seems to be missing or stuck, nothing is compared: with an outdated load an event would be skipped permanently. Any
+replica or mirror may answer a load, and may lag. So a :class:`StateBucket` keeps the highest sequence of the bucket
+that it has seen (:attr:`StateBucket.seen`): from the leader when it was opened, from its own writes, and from every
+answer. A load that lags this sequence is repeated, finally at the leader, key by key. A reader that takes the bucket's
+position through the same object therefore loads states that are at least as new as the position.
 
-Nothing is written twice or lost when an answer is lost. A change whose fate is unknown is sent again: one that had been
-stored is refused now, and is recognised by its sequence and value, or where it has no sequence by the header
-``JetSpark-Writer``. So trying a whole task again with the same ``writer`` is safe, too. Changes that expect no revision
-are simply sent again.
+Nothing is written twice or lost if an answer is lost. A change with an unknown result is sent again. If it was stored
+before, it is refused now, and recognised by its sequence and value, or without a sequence by the header
+``JetSpark-Writer``. So a whole task can also be repeated with the same ``writer``. Unconditional changes are simply
+sent again.
 
-All go in one fast batch (``allow_batched``), where refusals are reported one by one and do not end it. A bucket that
-does not allow that is written message by message: the same guarantees, at about a quarter of the speed.
+Changes are sent in one fast batch (``allow_batched``), which reports refusals one by one and continues. A bucket that
+does not allow batches is written message by message: the same guarantees, at about a quarter of the speed.
 """
 
 from __future__ import annotations
@@ -69,9 +69,10 @@ from jetspark.state.patience import TELL_AFTER_S, TELL_EVERY_S, Persistence
 __all__ = ["PATIENCE_S", "StateBucket", "load", "open_bucket", "store", "store_newest"]
 
 MAX_FRUITLESS_REQUESTS = 3
-# A fast batch has no bound; this is for the reports of refusals, and for what has to be sent again when it is lost.
+# A fast batch itself is unbounded; this bounds the reports of refusals, and the changes to send again after a lost
+# batch.
 BATCH_CHANGES = 20_000
-# Replicas hear of what is stored within a round trip; on a busy machine it takes longer. Then the leader is asked.
+# Waits for a lagging replica, which usually catches up within a round trip. After them the leader is asked.
 BEHIND_PAUSES_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05)
 # As long as the fast publisher's: it covers a restart and the election of a leader.
 PATIENCE_S = 120.0
@@ -80,15 +81,14 @@ _logger = logging.getLogger("jetspark.state")
 
 
 def load(bucket: str, keys: Iterable[str], *, patience_s: float = PATIENCE_S) -> Procedure[dict[str, Current]]:
-    """The state of some keys, any number of them, not before this call; those that never had a value are left out.
+    """The entries of any number of keys, at least as new as this call; keys that never had a value are omitted.
 
-    Each thousand is read at one moment, but not all of them. That does not matter to who writes with the revisions
-    that were read.
+    A thousand keys at a time are read consistently. Writers need no more, because they write with the loaded revisions.
 
     Raises:
-        ConfigError: A key that cannot be one, or the bucket does not allow direct gets.
-        StreamNotFound: There is no such bucket.
-        JetSparkError: Nobody has answered for ``patience_s`` seconds.
+        ConfigError: A key is invalid, or the bucket does not allow direct gets.
+        StreamNotFound: The bucket does not exist.
+        JetSparkError: No answer for ``patience_s`` seconds.
     """
     names = list(keys)
     target = yield from _patiently_open(bucket, patience_s, for_writing=False)
@@ -115,14 +115,15 @@ def store(
 
 
 def open_bucket(bucket: str, *, patience_s: float = PATIENCE_S) -> Procedure[StateBucket]:
-    """A bucket to load from and store to again and again, without asking each time what it is like.
+    """Open a bucket for repeated loads and stores; its configuration is read once.
 
-    ``patience_s`` is that of everything that is done with it.
+    Args:
+        patience_s: Longest time without progress in each operation on the bucket.
 
     Raises:
-        ConfigError: It cannot be written.
-        StreamNotFound: There is no such bucket.
-        JetSparkError: Nobody has answered for ``patience_s`` seconds.
+        ConfigError: The bucket cannot be written.
+        StreamNotFound: The bucket does not exist.
+        JetSparkError: No answer for ``patience_s`` seconds.
     """
     return (yield from _patiently_open(bucket, patience_s, for_writing=True))
 
@@ -175,7 +176,7 @@ class _Sent:
     written: int = 0
     refused: list[Change] = field(default_factory=list)
     unknown: list[Change] = field(default_factory=list)
-    """Nobody knows whether they are stored."""
+    """Changes with an unknown result."""
     reason: Exception | None = None
     revisions: dict[str, int] = field(default_factory=dict)
 
@@ -205,14 +206,14 @@ class StateBucket:
         """When the stream behind it was made: another time is another bucket."""
         self._bucket = Bucket.of(api, info.config)
         self._prefix = subject_of(self._bucket.origin, "")
-        """What the subject of every key begins with."""
+        """Prefix of the subject of every key."""
         self._last_sequence = info.state.last_sequence
-        """One that the bucket has given out before the next batch is sent."""
+        """A sequence that the bucket had before the next batch is sent."""
         self.seen = info.state.last_sequence
-        """What is loaded is at least as new as the message of the bucket with this sequence."""
+        """Loads are at least as new as the message of the bucket with this sequence."""
         self._is_seen_unsure = False
-        """Something was written, and nobody has said under which sequence."""
-        self._witness: str | None = None
+        """A write was stored under an unknown sequence."""
+        self._probe_subject: str | None = None
         """A subject that has a message at or below ``seen``; None if none is known."""
 
     @property
@@ -228,19 +229,19 @@ class StateBucket:
         """Where a change of a key is published to."""
         return self._bucket.write_subject(key)
 
-    def note_written(self, key: str, revision: int) -> None:
-        """A key was written by other means than this object's: what is loaded from now on is not older than that."""
-        self._note_seen(revision, subject_of(self._bucket.origin, key))
+    def advance_seen(self, key: str, revision: int) -> None:
+        """A key was written without this object: later loads are at least as new as that revision."""
+        self._advance_seen(revision, subject_of(self._bucket.origin, key))
 
     def load_all(self, keys: Sequence[str]) -> Procedure[dict[str, Current]]:
         """As :func:`load`, but for its moment: not before anything that this object has seen, or written."""
 
-        def tell(reason: Exception) -> None:
+        def log_failure(reason: Exception) -> None:
             gone = ": if it was deleted, re-create it (`jetspark apply`)" * isinstance(reason, JetStreamUnavailable)
             what = "1 state" if len(keys) == 1 else f"{len(keys)} states"
             _logger.warning("bucket %s: %s cannot be loaded: %s%s", self._bucket.name, what, reason, gone)
 
-        persistence = Persistence(self._patience_s, tell)
+        persistence = Persistence(self._patience_s, log_failure)
         yield from persistence.progress()
         return (yield from self.load(keys, persistence))
 
@@ -249,7 +250,7 @@ class StateBucket:
         return {key: current_of(stored) for key, stored in found.items()}
 
     def load_from_leader(self, keys: Iterable[str]) -> Procedure[dict[str, Current]]:
-        """What some keys have now, as the leader says; a request for each of them."""
+        """The leader's entries of some keys, by one request for each."""
         found: dict[str, Current] = {}
         persistence = Persistence(self._patience_s)
         yield from persistence.progress()
@@ -273,9 +274,9 @@ class StateBucket:
 
     # ---- loading -----------------------------------------------------------------------------------------------
 
-    def _note_seen(self, sequence: int, subject: str | None = None) -> None:
+    def _advance_seen(self, sequence: int, subject: str | None = None) -> None:
         self.seen = max(self.seen, sequence)
-        self._witness = subject or self._witness
+        self._probe_subject = subject or self._probe_subject
 
     def _last_messages(self, keys: Sequence[str]) -> Procedure[dict[str, Stored]]:
         check_keys(keys)
@@ -287,15 +288,15 @@ class StateBucket:
             )
         self._api = yield Connect()
         if self._is_seen_unsure:
-            yield from self._look_at_end()
+            yield from self._find_end()
         found: dict[str, Stored] = {}
         # One after the other: with several requests under way it takes as long.
         for subjects in lookup_requests([prefix + key for key in keys]):
-            for stored in (yield from self._look_up(subjects)):
+            for stored in (yield from self._lookup_all(subjects)):
                 found[stored.subject[len(prefix) :]] = stored
         return found
 
-    def _look_at_end(self) -> Procedure[None]:
+    def _find_end(self) -> Procedure[None]:
         self._is_seen_unsure = False  # before the answer: what is written meanwhile makes it unsure again
         try:
             info = yield from self._api.stream_info(self._config.name)
@@ -304,21 +305,23 @@ class StateBucket:
             if isinstance(error, StreamNotFound):  # a direct get of a deleted bucket gets no answer; nor does this
                 raise JetStreamUnavailable(self._prefix + "*", str(error)) from error
             raise
-        self._note_seen(info.state.last_sequence)
+        self._advance_seen(info.state.last_sequence)
 
-    def _look_up(self, subjects: Sequence[str]) -> Procedure[list[Stored]]:
+    def _lookup_all(self, subjects: Sequence[str]) -> Procedure[list[Stored]]:
         """The last messages of some subjects, none of them from before ``seen``."""
         found: list[Stored] = []
         left, fruitless, pauses = list(subjects), 0, iter(BEHIND_PAUSES_S)
         while left:
-            lookup = Lookup(self._api.prefix, self._config.name, left, at_least=self.seen, witness=self._witness)
+            lookup = Lookup(
+                self._api.prefix, self._config.name, left, at_least=self.seen, probe_subject=self._probe_subject
+            )
             yield AskMany(lookup)
             found += lookup.found
             left = lookup.left
-            self._note_seen(lookup.up_to)
+            self._advance_seen(lookup.up_to)
             if lookup.is_behind:
-                if self._witness is None:
-                    yield from self._find_witness()
+                if self._probe_subject is None:
+                    yield from self._find_probe_subject()
                 elif (pause_s := next(pauses, None)) is not None:
                     yield Sleep(pause_s)
                 else:
@@ -328,22 +331,22 @@ class StateBucket:
                 raise ConnectionLost(f"answers about the last revisions of bucket {self._bucket.name!r} were lost")
         return found
 
-    def _find_witness(self) -> Procedure[None]:
+    def _find_probe_subject(self) -> Procedure[None]:
         """A message that the bucket has, and every replica that is not behind has, too."""
-        # Another procedure may have found out meanwhile that the bucket was emptied: then none has been seen.
+        # Another procedure may have found that the bucket was emptied, and has reset it.
         seen = [message_query(sequence=self.seen)] if self.seen else []
         for query in (*seen, message_query(last_for=subject_of(self._bucket.origin, ">"))):
             try:
                 last = yield from self._api.get_message(self._config.name, query, direct=False)
             except MessageNotFound:
                 continue  # the last message was removed
-            self._note_seen(last.sequence, last.subject)
+            self._advance_seen(last.sequence, last.subject)
             return
         self.seen = 0  # there is none at all: nothing is older than that
 
     def _each_from_leader(self, subjects: Iterable[str]) -> Procedure[list[Stored]]:
-        _logger.info("bucket %s: who answers is behind %d: the leader is asked", self._bucket.name, self.seen)
-        self._witness = None  # it may have been removed
+        _logger.info("bucket %s: replicas lag sequence %d; asking the leader", self._bucket.name, self.seen)
+        self._probe_subject = None  # it may have been removed
         found = []
         for subject in subjects:
             stored = yield from self._last_of(subject)
@@ -361,7 +364,7 @@ class StateBucket:
             found = stored_of((yield from self._api.get_message(self._config.name, query, direct=False)))
         except MessageNotFound:
             return None
-        self._note_seen(found.revision, subject)
+        self._advance_seen(found.revision, subject)
         return found
 
     # ---- storing -----------------------------------------------------------------------------------------------
@@ -385,7 +388,7 @@ class StateBucket:
                 except JetSparkError as error:
                     if not error.may_pass:
                         raise
-                    # Asked again together with the others: what is refused once more is looked at then.
+                    # Sent again together with the others; a second refusal is examined then.
                     left, reason = left + sent.refused, error
                 else:
                     for change in sent.refused:
@@ -416,7 +419,7 @@ class StateBucket:
         return Outcome(written, tuple(conflicts), 0, found, revisions)
 
     def _present(self, refused: Sequence[Change]) -> Procedure[dict[str, Stored]]:
-        """What the bucket has instead of what was expected."""
+        """The leader's entries of refused keys."""
         present = yield from self._last_messages([change.key for change in refused])
         for change in refused:
             known = present.get(change.key)
@@ -438,7 +441,7 @@ class StateBucket:
             if self._config.allow_batched:
                 items = (_item(subject, change, writer) for subject, change in zip(subjects, changes, strict=True))
                 report: IngestReport = yield IngestAll(items)
-                self._note_report(changes, report)
+                self._see_report(changes, report)
                 sent = _of_batch(changes, report)
                 sent.revisions = self._revisions(changes, report)
                 return sent
@@ -458,19 +461,19 @@ class StateBucket:
                 raise
             return _Sent(unknown=list(changes), reason=error)
 
-    def _note_report(self, changes: Sequence[Change], report: IngestReport) -> None:
-        """What was written is seen, if it is known under which sequence."""
-        self._note_seen(report.last_sequence)
+    def _see_report(self, changes: Sequence[Change], report: IngestReport) -> None:
+        """Advance ``seen`` over the written changes, if their sequences are known."""
+        self._advance_seen(report.last_sequence)
         if report.failure is not None or report.missing:
             self._is_seen_unsure = True
         elif not report.refusals:
-            self._witness = subject_of(self._bucket.origin, changes[-1].key)
+            self._probe_subject = subject_of(self._bucket.origin, changes[-1].key)
 
     def _revisions(self, changes: Sequence[Change], report: IngestReport) -> dict[str, int]:
-        """Those of a batch of which everything was stored, and between whose messages nobody else wrote.
+        """Revisions of a batch that was stored completely and without messages of other writers in between.
 
-        The server says the sequence of the last message only. If it is as far from one that we had before as there are
-        messages in the batch, then all sequences between the two are of this batch.
+        The server reports only the sequence of the last message. If its distance from an earlier known sequence equals
+        the number of messages in the batch, all sequences in between are of this batch.
         """
         before, last = self._last_sequence, report.last_sequence
         self._last_sequence = last or before

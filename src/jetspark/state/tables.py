@@ -1,15 +1,15 @@
-"""Buckets as tables: the last value of each key at one moment, or the revisions such a table is made of.
+"""Buckets as tables: the last value of each key at one moment, or the revisions of such a table.
 
-A bucket that keeps one revision of each key forgets the old value when a new one is written, so a reader that takes its
-time cannot come back for a moment that is over. Two ways lead to a table of one moment all the same:
+A bucket with one revision of each key drops the old value when a new one is written, so a slow reader cannot return to
+a moment in the past. There are two ways to read a consistent table:
 
-* :func:`snapshot` reads the last message of each key and then, in order, whatever was written since, until the server
-  says that nothing is left; later messages replace earlier ones of their key. At that moment the result is exact: the
-  last message of each key exists, and had been there when the reading came by. It does not end within a transaction.
-  This never fails, but holds the whole table, and one reader does it all.
-* :func:`plan` fixes the moment, and the revision of each key at it, from the headers alone. A part of those revisions
-  can be read anywhere, at any time, by :meth:`BucketView.scan`; those that are gone do not come. With a history of two
-  or more none is, unless its key was written as often while it was read.
+* :func:`snapshot` reads the last message of each key and then, in order, all later writes, until the server reports
+that
+  none is left; later messages replace earlier ones of their key. At that moment the result is exact: it has the last
+  message of each key. It does not end within a transaction. This never fails, but one reader holds the whole table.
+* :func:`plan` fixes a moment and the revision of each key at that moment, from the headers alone.
+  :meth:`BucketView.scan` reads any part of these revisions, anywhere and later; removed revisions are missing. With a
+  history of two or more a revision is removed only if its key was written that often in the meantime.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ __all__ = [
     "split",
 ]
 
-# How long reading goes on while nothing comes, unless the caller says otherwise. A server's restart takes seconds.
+# Default for the longest time without messages. A restart of the server takes seconds.
 PATIENCE_S = 60.0
 # How long a replica may be behind, or a transaction be half stored, before the table is taken as it is.
 CATCH_UP_S = 2.0
@@ -86,10 +86,10 @@ class BucketView:
         return self.head.created
 
     def check_is(self, created: str) -> None:
-        """Whether it still is the bucket it was.
+        """Check that the bucket was not re-created.
 
         Raises:
-            StreamRecreated: It was deleted, and made again.
+            StreamRecreated: The bucket was deleted and created again.
         """
         if self.created != created:
             raise StreamRecreated(self.stream, created, self.created)
@@ -104,11 +104,11 @@ class BucketView:
 
 
 def open_bucket(bucket: str, keys: Sequence[str] = ()) -> Procedure[BucketView]:
-    """Ask for the bucket.
+    """Open a bucket for reading.
 
     Raises:
-        ConfigError: A filter that cannot be one.
-        StreamNotFound: There is no such bucket.
+        ConfigError: A filter is invalid.
+        StreamNotFound: The bucket does not exist.
     """
     api: Api = yield Connect()
     info = yield from api.stream_info(f"KV_{check_bucket(bucket)}")
@@ -119,7 +119,7 @@ def open_bucket(bucket: str, keys: Sequence[str] = ()) -> Procedure[BucketView]:
 
 
 def first_from(bucket: BucketView, sequence: int) -> Procedure[int | None]:
-    """The first revision there is, from a sequence on. Asks the leader: a replica might skip what it has not yet."""
+    """The first existing revision from a sequence on. Asks the leader: a lagging replica might skip revisions."""
     api: Api = yield Connect()
     found = []
     for subject in bucket.subjects:
@@ -144,7 +144,7 @@ def operation(message: AckableMessage) -> KVOperation:
 
 
 def is_within_transaction(raw_headers: bytes | None) -> bool:
-    """Whether more of an atomic batch comes behind this message: the last one of a batch says that it is."""
+    """True if more messages of an atomic batch follow this one; the last message of a batch is marked."""
     raw = raw_headers or b""
     return b"\r\nNats-Batch-Sequence:" in raw and b"\r\nNats-Batch-Commit:" not in raw
 
@@ -182,7 +182,7 @@ def snapshot(
                 raise
             reason = error
         # Not from where it was: half of one moment and half of another are no moment.
-        _logger.debug("reading bucket %s again: %s", bucket.name, reason)
+        _logger.debug("bucket %s is read again: %s", bucket.name, reason)
         yield from persistence.pause(reason)
 
 
@@ -195,7 +195,7 @@ class _Snapshot:
         self._found: dict[str, AckableMessage] = {}
         self._last: AckableMessage | None = None
         self._at_least = 0
-        """Of the last message there was when the reading began."""
+        """Sequence of the last message at the start of the read."""
         self._seen_whole = 0
 
     def read(self) -> Procedure[dict[str, AckableMessage]]:
@@ -225,13 +225,13 @@ class _Snapshot:
                 messages = yield from pulling.next()
                 now: float = yield ReadClock()
                 if messages:
-                    left = self._take(messages)
+                    left = self._accept(messages)
                     heard_at = now
                     yield from self._persistence.progress()
                     continue
                 if not pulling.is_unavailable and now - heard_at < SILENCE_S:
                     continue
-            # What is said with the messages is a count the server keeps up to date; this it looks at anew.
+            # The count in deliveries is maintained incrementally by the server; this request computes it.
             info = yield from self._api.consumer_info(self._bucket.stream, pulling.info.name)
             now = yield ReadClock()
             left = info.pending
@@ -243,14 +243,14 @@ class _Snapshot:
             elif not left:
                 if (yield from self._may_end()):
                     return
-                # What it waits for may have been removed, so it does not wait for long.
+                # The awaited messages may have been removed, so the wait is short.
                 give_up_at = give_up_at or now + CATCH_UP_S
                 if now >= give_up_at:
-                    _logger.warning("reading %s ends early: what it waited for did not come", self._bucket.stream)
+                    _logger.warning("stream %s: read ends early; expected messages did not arrive", self._bucket.stream)
                     return
                 yield Sleep(CATCH_UP_PAUSE_S)
 
-    def _take(self, messages: list[AckableMessage]) -> int:
+    def _accept(self, messages: list[AckableMessage]) -> int:
         """How many are left behind these, as the last of them says."""
         found = self._found
         for message in messages:
@@ -259,7 +259,7 @@ class _Snapshot:
         return delivery(self._last).pending
 
     def _may_end(self) -> Procedure[bool]:
-        """Whether the table may end here: not before what was there, nor in the middle of a transaction."""
+        """True if the table may end here: after all messages that existed at the start, and not in a transaction."""
         last = self._last
         if last is None:
             return self._at_least == 0
@@ -285,7 +285,7 @@ class _Snapshot:
             return None
 
 
-# ---- a moment, and who reads what of it ------------------------------------------------------------------------------
+# ---- plans: a moment, and the revisions of each reader ---------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

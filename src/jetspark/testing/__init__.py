@@ -1,5 +1,5 @@
-"""What programs that use JetSpark are tested with: a real nats-server that tests share, a model of its publishing in
-memory, and a network with faults around it, in virtual time. The pytest fixtures are in :mod:`pytest_jetspark`."""
+"""Test kit for programs that use JetSpark: a real nats-server that tests share, a model of its publishing in memory,
+and a network with faults around it, in virtual time. The pytest fixtures are in :mod:`pytest_jetspark`."""
 
 from jetspark.testing.clock import FakeClock
 from jetspark.testing.model import BatchLimits, Delivery, ModelMessage, ModelServer, OpenFastBatch

@@ -1,7 +1,7 @@
 """The conformance suite of the batching specification, for any batcher.
 
-Appendix G of the specification with its vectors T1 to T10, and beyond them what its worked violations V1 to V8 break
-and the accounting law of M2, sampled while items are on their way. Nothing here knows JetSpark's batcher. In a test
+It covers Appendix G of the specification with its vectors T1 to T10, the worked violations V1 to V8, and the accounting
+law of M2, sampled while items are on their way. It does not depend on JetSpark's batcher. In a test
 file of your own::
 
     from jetspark.testing.batcher_conformance import BatcherConformance
@@ -22,11 +22,11 @@ A batcher of another shape is adapted by overriding :meth:`~Conformance.add`, :m
 ``in_flight`` and ``flushes``, a mapping from reasons to counts, from ``batcher.stats()``.
 
 Time is real unless ``has_fake_clock = True``; then ``self.clock`` is a :class:`~jetspark.testing.FakeClock` which
-``make`` has to give to the batcher. On real time nothing depends on how long something takes, only on what happens
-within ``patience`` seconds.
+``make`` has to give to the batcher. On real time a check never depends on durations, only on events within ``patience``
+seconds.
 
 Outside of pytest a check is a method to call, by itself or ``for check in TestMyBatcher.checks()``, each on an instance
-of its own. One that does not hold raises AssertionError.
+of its own. A failed check raises AssertionError.
 """
 
 from __future__ import annotations
@@ -49,21 +49,21 @@ PRODUCERS, EACH = 8, 60
 
 
 class SinkFailure(Exception):
-    """What a sink of this suite fails with."""
+    """The error of this suite's failing sinks."""
 
 
 class _Recorder:
-    """What a sink was given. Held back while it is closed; ``open`` lets everything pass, now and later."""
+    """Records the batches of a sink. While closed it holds all writes; ``open`` ends that permanently."""
 
     def __init__(self, *, is_open: bool = True, fails: Callable[[int], bool] = lambda number: False) -> None:
         self.batches: list[tuple[Any, ...]] = []
-        """What was in each batch when it was given."""
+        """The content of each batch when its write began."""
         self.given: list[Any] = []
-        """The batches themselves."""
+        """The batch objects themselves."""
         self.begun_at: list[float] = []
-        """When each was given, on the machine's own clock."""
+        """The start of each write, on the machine's own clock."""
         self.ended_ok = self.ended_fail = 0
-        """Items in writes that have returned, and that have raised."""
+        """Number of items in writes that have returned, and that have raised."""
         self.running = self.max_running = 0
         self.before_end: Callable[[Any], None] = lambda batch: None
         """Called with each batch when its write is about to end."""
@@ -95,7 +95,7 @@ class _Recorder:
 
 
 class RecordingSink(_Recorder):
-    """A sink on asyncio that remembers what it was given, may be held back, and fails when told to."""
+    """A sink on asyncio that records its batches, can hold writes back, and fails on request."""
 
     def __init__(self, *, is_open: bool = True, fails: Callable[[int], bool] = lambda number: False) -> None:
         super().__init__(is_open=is_open, fails=fails)
@@ -131,7 +131,7 @@ class BlockingRecordingSink(_Recorder):
 
 
 class _Asyncio:
-    """How a batcher on asyncio is used."""
+    """Calls a batcher on asyncio."""
 
     sink: Any = RecordingSink
     is_threaded = False
@@ -148,7 +148,7 @@ class _Asyncio:
 
 
 class _Threads:
-    """How a batcher on threads is used: each call in a thread of its own, which may hang without being waited for."""
+    """Calls a batcher on threads: each call in a thread of its own, which may hang without being waited for."""
 
     sink: Any = BlockingRecordingSink
     is_threaded = True
@@ -190,7 +190,7 @@ class _Threads:
 
 
 class Trial:
-    """A batcher with its sink, and what the suite itself knows about the items."""
+    """A batcher with its sink, and the suite's own count of the items."""
 
     def __init__(self, suite: Conformance, world: Any, batcher: Any, sink: Any) -> None:
         self.suite, self.batcher, self.sink = suite, batcher, sink
@@ -231,7 +231,7 @@ class Trial:
         return {reason: count for reason, count in self.suite.flushes(self.batcher).items() if count}
 
     def check_law(self) -> None:
-        """M2, against itself and against what the suite knows: no more than was begun, no less than was accepted."""
+        """Check M2 within the statistics, and against the suite's count: between the accepted and the begun items."""
         at_least = self._accepted
         stats = self.stats
         at_most, written, failed = self._begun, self.sink.ended_ok, self.sink.ended_fail
@@ -244,14 +244,14 @@ class Trial:
         assert stats.flushed_ok <= written, f"M2: {stats.flushed_ok} flushed, when the sink had done {written}"
         assert stats.flushed_fail <= failed, f"M2: {stats.flushed_fail} failed, when the sink had failed {failed}"
 
-    def check_settled(self, *, ok: int, fail: int = 0) -> None:
-        """Nothing is on its way any more, and it went like this."""
+    def check_final_counts(self, *, ok: int, fail: int = 0) -> None:
+        """Check that nothing is on its way any more, and the final counts."""
         self.check_law()
         stats = self.stats
         found = (stats.enqueued, stats.flushed_ok, stats.flushed_fail, stats.dropped_on_shutdown, stats.in_flight)
         assert found == (ok + fail, ok, fail, 0, 0), f"enqueued, ok, fail, dropped, in flight: {found}"
 
-    async def until_settled(self) -> None:
+    async def until_idle(self) -> None:
         await self.suite.until(lambda: self.stats.in_flight == 0, "everything to be settled")
 
     async def until_batches(self, count: int) -> None:
@@ -259,7 +259,7 @@ class Trial:
 
 
 def _check(body: Callable[[Any], Coroutine[Any, Any, None]]) -> Callable[[Any], None]:
-    """A check is a coroutine; what is called is a plain method that runs it."""
+    """Make a plain method of a check, which is a coroutine function."""
 
     @functools.wraps(body)
     def run(self: Any) -> None:
@@ -269,19 +269,19 @@ def _check(body: Callable[[Any], Coroutine[Any, Any, None]]) -> Callable[[Any], 
 
 
 class Conformance:
-    """What both suites have in common: the adapter, to be overridden where a batcher differs, and the checks."""
+    """The parts of both suites: the adapter, to be overridden for other batchers, and the checks."""
 
     closed: type[BaseException]
-    """What ``add`` raises once shutdown has begun."""
+    """The error of ``add`` once shutdown has begun."""
     timed_out: type[BaseException] = TimeoutError
-    """What ``add`` and ``shutdown`` raise when their time is over."""
+    """The error of ``add`` and ``shutdown`` when their timeout is over."""
     has_fake_clock = False
     clock: FakeClock | None = None
-    """The clock of the present check, when it is a fake one."""
+    """The clock of the present check, if it is a fake one."""
     delay: float = 0.02
-    """The ``max_batch_delay`` of checks in which time matters, in seconds."""
+    """The ``max_batch_delay``, in seconds, of checks that involve time."""
     patience: float = 20.0
-    """Real seconds after which what should happen is taken not to happen."""
+    """Real seconds after which a missing event fails the check."""
     _world: ClassVar[Any]
 
     # ---- the adapter -----------------------------------------------------------------------------------------------
@@ -289,7 +289,7 @@ class Conformance:
     def make(
         self, sink: Any, *, max_batch_size: int, max_batch_delay: float, queue_depth: int, flush_timeout: float
     ) -> Any:
-        """A new batcher, of one flusher. The one thing a suite has to say."""
+        """A new batcher, with one flusher. Every suite has to override this."""
         raise TypeError(f"{type(self).__name__} has no make(): expected one that returns the batcher to be checked")
 
     def add(self, batcher: Any, item: Any, timeout: float | None) -> Any:
@@ -335,7 +335,7 @@ class Conformance:
                 try:
                     async with asyncio.timeout(1):
                         await trial.shutdown()
-                except Exception:  # it was to be ended, and how that went is not the question
+                except Exception:  # the check has ended; the result of this shutdown does not matter
                     pass
 
     def start(
@@ -347,7 +347,7 @@ class Conformance:
         is_open: bool = True,
         fails: Callable[[int], bool] = lambda number: False,
     ) -> Trial:
-        """A batcher, and a sink that is held back unless it is open."""
+        """A batcher, and a sink that holds writes back unless it is open."""
         sink = self._way.sink(is_open=is_open, fails=fails)
         batcher = self.make(sink, max_batch_size=size, max_batch_delay=delay, queue_depth=depth, flush_timeout=NEVER)
         trial = Trial(self, self._way, batcher, sink)
@@ -364,7 +364,7 @@ class Conformance:
             raise
 
     async def until(self, condition: Callable[[], bool], expected: str) -> None:
-        """Wait for what gives no signal. On a fake clock no time passes meanwhile."""
+        """Wait for a condition by polling. A fake clock does not move during the wait."""
         end = time.monotonic() + self.patience
         for _ in range(100):
             if condition():
@@ -375,7 +375,7 @@ class Conformance:
             await asyncio.sleep(0.001)
 
     async def pause(self) -> None:
-        """Let happen what happens at once. Only for what must not happen: nothing may depend on its length."""
+        """Run everything that is ready. Only to show that something does not happen: its length must not matter."""
         for _ in range(50):
             await asyncio.sleep(0)
         if self._way.is_threaded or self.clock is None:
@@ -388,7 +388,7 @@ class Conformance:
             self.clock.advance(seconds)
 
     async def expire(self, waiting: asyncio.Task[Any], seconds: float) -> BaseException | None:
-        """Let the time of a call run out; returns what it raised."""
+        """Let the timeout of a call expire; returns the error of the call."""
         await self.pause()
         if self.clock is not None:
             end = time.monotonic() + self.patience
@@ -405,7 +405,7 @@ class Conformance:
         return asyncio.ensure_future(call)
 
     async def fill(self, trial: Trial, most: int) -> tuple[list[int], int]:
-        """Add 0, 1, 2... until an item is refused for want of room; returns what was accepted, and the refused one."""
+        """Add 0, 1, 2... until an item is refused for lack of room; returns the accepted items, and the refused one."""
         for item in range(most + 1):
             error = await self._add_in_time(trial, item)
             if error is not None:
@@ -426,9 +426,9 @@ class Conformance:
         await trial.add_all(range(10))
         await trial.until_batches(2)
         assert trial.sink.batches == [(0, 1, 2, 3, 4), (5, 6, 7, 8, 9)]
-        await trial.until_settled()
+        await trial.until_idle()
         assert trial.reasons == {"size": 2}
-        trial.check_settled(ok=10)
+        trial.check_final_counts(ok=10)
 
     @_check
     async def test_T2_time_trigger(self) -> None:
@@ -436,7 +436,7 @@ class Conformance:
         await trial.add("lonely")
         await self.pass_time(2 * self.delay)
         await trial.until_batches(1)
-        await trial.until_settled()
+        await trial.until_idle()
         await self.pause()
         assert trial.sink.batches == [("lonely",)]
         assert trial.reasons == {"time": 1}
@@ -450,7 +450,7 @@ class Conformance:
         await trial.shutdown()
         assert trial.sink.batches == [(0, 1, 2, 3)], "I6: what was accepted is not at the sink"
         assert trial.reasons == {"shutdown": 1}
-        trial.check_settled(ok=4)
+        trial.check_final_counts(ok=4)
 
     @_check
     async def test_T4_shutdown_timeout(self) -> None:
@@ -476,7 +476,7 @@ class Conformance:
         await self._within(asyncio.gather(first, second), "both shutdowns to end")
         await self._within(trial.shutdown(), "a third shutdown to end")
         assert trial.sink.items == [0, 1, 2]
-        trial.check_settled(ok=3)
+        trial.check_final_counts(ok=3)
 
     @_check
     async def test_T6_add_after_shutdown(self) -> None:
@@ -486,7 +486,7 @@ class Conformance:
         await self._check_closed(trial, "after")
         await self.pause()
         assert trial.sink.items == ["before"]
-        trial.check_settled(ok=1)
+        trial.check_final_counts(ok=1)
 
     @_check
     async def test_T7_no_loss(self) -> None:
@@ -519,7 +519,7 @@ class Conformance:
         trial = await self._produce(fails=lambda number: number % 3 == 1)
         failed = sum(len(batch) for number, batch in enumerate(trial.sink.batches) if number % 3 == 1)
         assert failed
-        trial.check_settled(ok=PRODUCERS * EACH - failed, fail=failed)
+        trial.check_final_counts(ok=PRODUCERS * EACH - failed, fail=failed)
 
     # ---- beyond ----------------------------------------------------------------------------------------------------
 
@@ -540,7 +540,7 @@ class Conformance:
         await trial.add("a")
         self.clock.advance(self.delay)
         await trial.until_batches(1)
-        await trial.until_settled()
+        await trial.until_idle()
         self.clock.advance(self.delay * 0.75)
         await self.pause()
         await trial.add("b")
@@ -561,7 +561,7 @@ class Conformance:
         await self.pass_time(3 * self.delay)
         await self.pause()
         trial.sink.open()
-        await trial.until_settled()
+        await trial.until_idle()
         await trial.add("c")
         await self.pass_time(self.delay)
         await self.until(lambda: trial.sink.items == ["a", "b", "c"], "the last item to be flushed for its age")
@@ -583,11 +583,11 @@ class Conformance:
         await trial.add_all(range(8))
         await trial.shutdown()
         assert trial.sink.items == list(range(8))
-        trial.check_settled(ok=8)
+        trial.check_final_counts(ok=8)
 
     @_check
     async def test_I6_shutdown_writes_everything_that_was_accepted(self) -> None:
-        """Also what still waits behind a write in progress."""
+        """Includes items that still wait behind a write in progress."""
         trial = self.start(size=3, depth=8, is_open=False)
         accepted, _ = await self.fill(trial, most=200)
         ending = self.begin(trial.shutdown())
@@ -596,7 +596,7 @@ class Conformance:
         await self._within(ending, "shutdown to end")
         assert trial.sink.items == accepted, "I6: not everything accepted was written"
         assert max(map(len, trial.sink.batches)) <= 3, "a batch is larger than max_batch_size"
-        trial.check_settled(ok=len(accepted))
+        trial.check_final_counts(ok=len(accepted))
 
     @_check
     async def test_V3_each_flush_has_one_reason(self) -> None:
@@ -605,7 +605,7 @@ class Conformance:
         await trial.until_batches(2)
         await trial.add(6)
         await self.pass_time(2 * self.delay)
-        await trial.until_settled()
+        await trial.until_idle()
         await trial.add_all([7, 8])
         await trial.shutdown()
         assert trial.sink.items == list(range(9))
@@ -614,18 +614,18 @@ class Conformance:
         assert set(trial.reasons) <= {"size", "time", "shutdown"}
 
     @_check
-    async def test_I8_whoever_adds_after_shutdown_is_told_that_it_is_closed(self) -> None:
+    async def test_I8_an_add_after_shutdown_raises_that_the_batcher_is_closed(self) -> None:
         trial = self.start(size=2, depth=1)
         await trial.shutdown()
         for item in range(5):  # more than there would be room for
             await self._check_closed(trial, item)
-        trial.check_settled(ok=0)
+        trial.check_final_counts(ok=0)
 
     @_check
     async def test_B1_the_queue_is_bounded(self) -> None:
         size, depth = 2, 4
         trial = self.start(size=size, depth=depth, is_open=False)
-        # What the sink has, what is gathered, and one batch in between: the specification does not say how many.
+        # Items at the sink, gathered ones, and one batch in between: the specification leaves their number open.
         accepted, _ = await self.fill(trial, most=depth + 3 * size)
         assert len(accepted) >= depth, "add waits although the queue is not full"
 
@@ -651,7 +651,7 @@ class Conformance:
         await self._within(adding, "everything to be accepted")
         await trial.shutdown()
         assert trial.sink.items == items, f"B4: {len(items)} accepted, and {len(trial.sink.items)} written"
-        trial.check_settled(ok=len(items))
+        trial.check_final_counts(ok=len(items))
 
     @_check
     async def test_S3_shutdown_refuses_an_add_that_waits(self) -> None:
@@ -685,17 +685,17 @@ class Conformance:
         await trial.until_batches(2)
         await trial.shutdown()
         assert trial.sink.batches == [(0, 1), (2, 3)], "D3: the batcher does not retry, and does not stop"
-        trial.check_settled(ok=2, fail=2)
+        trial.check_final_counts(ok=2, fail=2)
 
     @_check
     async def test_V7_no_batch_is_empty(self) -> None:
-        """A recommendation: override it with one that skips if yours are on purpose."""
+        """A recommendation: override it with a test that skips if your empty batches are intended."""
         trial = self.start(size=2, delay=self.delay)
         for _ in range(3):
             await self.pass_time(self.delay)
             await self.pause()
         await trial.add_all("ab")
-        await trial.until_settled()
+        await trial.until_idle()
         for _ in range(3):
             await self.pass_time(self.delay)
             await self.pause()
@@ -704,7 +704,7 @@ class Conformance:
 
     @_check
     async def test_M2_everything_is_accounted_for_at_any_moment(self) -> None:
-        """Sampled by those who add, by the sink, and on threads by a thread that does nothing else."""
+        """Sampled by the producers, by the sink, and on threads also by a separate thread."""
         trial = self.start(size=5, depth=7, fails=lambda number: number % 4 == 3)
         if not self._way.is_threaded:
             trial.sink.before_end = lambda batch: trial.check_law()
@@ -734,7 +734,7 @@ class Conformance:
         await asyncio.gather(*(trial.produce(items) for items in producers))
 
     async def _produce(self, fails: Callable[[int], bool] = lambda number: False) -> Trial:
-        """A whole course of events with several producers at once."""
+        """A complete run with several concurrent producers."""
         trial = self.start(size=7, depth=10, fails=fails)
         await self._within(self._add_from_everywhere(trial), "everything to be accepted")
         await self._within(trial.shutdown(), "shutdown to end")
@@ -742,7 +742,7 @@ class Conformance:
 
 
 class BatcherConformance(Conformance):
-    """The suite for a batcher on asyncio; see the module for how to use it."""
+    """The suite for a batcher on asyncio; the module's docstring shows its use."""
 
     _world = _Asyncio
 
@@ -761,7 +761,7 @@ class BatcherConformance(Conformance):
 
 
 class BlockingBatcherConformance(Conformance):
-    """The suite for a batcher on threads; see the module for how to use it."""
+    """The suite for a batcher on threads; the module's docstring shows its use."""
 
     _world = _Threads
 

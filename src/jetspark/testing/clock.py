@@ -1,4 +1,4 @@
-"""A clock that stands still until it is told to move, for a batcher on asyncio or on threads."""
+"""A clock that moves only on request, for a batcher on asyncio or on threads."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class FakeTimer:
 
 
 class FakeClock:
-    """Time passes in :meth:`advance` and nowhere else."""
+    """Time passes only in :meth:`advance`."""
 
     def __init__(self, now: float = 1000.0) -> None:
         self._now = now
@@ -34,7 +34,7 @@ class FakeClock:
         return self._now
 
     def call_at(self, when: float, call: Callable[[], None]) -> FakeTimer:
-        """As an event loop has it."""
+        """As ``call_at`` of an event loop."""
         timer = FakeTimer(call)
         with self._lock:
             self._count += 1
@@ -46,7 +46,7 @@ class FakeClock:
         with self._lock:
             self._waiting[condition] = self._waiting.get(condition, 0) + 1
         try:
-            # Looked at after it is known who waits: time that passes now will wake us.
+            # Checked after this waiter is registered: a later `advance` will wake it.
             if until is None or until > self._now:
                 condition.wait()
         finally:
@@ -56,7 +56,7 @@ class FakeClock:
                     del self._waiting[condition]
 
     def advance(self, seconds: float) -> None:
-        """Let time pass: timers are called in their order, waiting threads are woken to look again."""
+        """Let time pass: timers are called in their order, and waiting threads wake to check again."""
         end = self._now + seconds
         while (timer := self._next(end)) is not None:
             timer.call()

@@ -1,29 +1,28 @@
 """A network in virtual time: a clock that jumps, wires that break, and a front that speaks NATS for the model server.
 
-Nothing here sleeps, and nothing is random but the rng that is passed in, so a course of events is a function of a seed.
+Nothing here sleeps, and only the given rng is random, so a run is a function of its seed.
 
-The clock holds what is to happen, by time and then by order of arrival, and is moved by its owner. A wire is one
+The clock holds future events, ordered by time and then by arrival, and is moved by its owner. A wire is one
 transport between a client and the front, two directions of bytes::
 
     client ──write()──> [in flight: in order, each chunk with a delay of its own] ──> front
     client <── on_data() ────────────────── [in flight] <──────────────────────────── front
 
-    up ──cut()──> cut: of what is in flight a part still arrives, ending anywhere, the rest is gone, and so is what is
-                  written from now on; the client and the front learn of it later, each in its own time
+    up ──cut()──> cut: a part of the bytes in flight still arrives, ending anywhere; the rest, and all later writes, are
+                  lost; the client and the front learn of it later, each at its own time
 
-A wire takes no more than ``max_in_flight_bytes`` from a client, as a socket does: then ``is_full``, until ``on_room``
-says that this is over.
+A wire accepts at most ``max_in_flight_bytes`` from a client, as a socket does: then ``is_full``, until ``on_room`` is
+called.
 
-The front knows sessions and subscriptions; what a publish means is the model's business. Messages reach the model in
-the order in which their last byte arrives, at once or, with ``service_s``, one after the other at the pace of a server
-that needs that time for each. Interest of core subscribers counts: they get the message, and nobody is told that there
-are no responders.
+The front handles sessions and subscriptions; the model handles publishes. Messages reach the model in the order in
+which their last byte arrives, at once or, with ``service_s``, one after the other at the pace of a server that needs
+that time for each. Core subscribers count as interest: they get the message, and its sender gets no 503.
 
-The front is a cluster of ``NODES`` servers, one of which a session is connected to, each session to the next one. That
-makes a difference only while a stream's leader is on the far side of a partition::
+The front is a cluster of ``NODES`` servers. Each session is connected to one of them, in turn. That matters only while
+a stream's leader is on the far side of a partition::
 
-    whole ──cut_off_node()──> parted: the model goes on, without that node; a fork of it, with the old leader, who is
-       ^                        │     alone and does not know it, serves the sessions of that node
+    whole ──cut_off_node()──> parted: the model continues without that node; a fork of it, with the old leader, which is
+       ^                        │     alone and unaware of it, serves the sessions of that node
        └──────join()────────────┘
 """
 
@@ -43,15 +42,15 @@ from jetspark.testing.model import Delivery, ModelServer
 
 __all__ = ["Front", "Network", "NetworkTimer", "Publication", "VirtualClock", "Wire"]
 
-# Of the cluster the front is: as many as a replicated stream mostly has replicas.
+# Number of servers in the cluster: the usual number of replicas of a replicated stream.
 NODES = 3
 
-# Monotonic clocks never show zero, and nothing that runs on one has to get along with it.
+# Real monotonic clocks never show zero, so code under test need not handle it.
 BEGINNING = 1000.0
 
 
 class NetworkTimer:
-    """Something that is to happen; ``cancel`` and it will not."""
+    """A scheduled event; after ``cancel`` it does not happen."""
 
     __slots__ = ("_call",)
 
@@ -67,7 +66,7 @@ class NetworkTimer:
 
 
 class VirtualClock:
-    """Virtual time, in seconds, and what happens when."""
+    """Virtual time, in seconds, and its scheduled events."""
 
     def __init__(self, now: float = BEGINNING) -> None:
         self.now = now
@@ -76,18 +75,18 @@ class VirtualClock:
 
     @property
     def has_more(self) -> bool:
-        """Whether anything is to happen."""
+        """True if an event is scheduled."""
         while self._queue and not self._queue[0][2].is_pending:
             heapq.heappop(self._queue)
         return bool(self._queue)
 
     @property
     def next_at(self) -> float:
-        """When it does; only while ``has_more``."""
+        """The time of the next event; only while ``has_more``."""
         return self._queue[0][0]
 
     def at(self, when: float, call: Callable[[], None]) -> NetworkTimer:
-        """Have ``call`` called at a time; one that has passed is now, after all that is due already."""
+        """Schedule ``call``; for a past time it runs now, after all events that are due already."""
         timer, now = NetworkTimer(call), self.now
         self._last += 1
         heapq.heappush(self._queue, (when if when > now else now, self._last, timer))
@@ -97,7 +96,7 @@ class VirtualClock:
         return self.at(self.now + seconds, call)
 
     def step(self, until: float) -> bool:
-        """Let the next thing happen, if there is one until then; else it is that time, and False is returned."""
+        """Run the next event due by ``until``; otherwise advance the clock to ``until`` and return False."""
         queue = self._queue
         while queue and queue[0][0] <= until:
             when, _, timer = heapq.heappop(queue)
@@ -111,7 +110,7 @@ class VirtualClock:
         return False
 
     def run(self, until: float, is_done: Callable[[], bool] | None = None) -> bool:
-        """Let everything happen until a time, or until ``is_done``; returns whether it is."""
+        """Run all events until a time, or until ``is_done``; returns True if it is done."""
         if is_done is None:
             while self.step(until):
                 pass
@@ -127,7 +126,7 @@ class VirtualClock:
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """A message as it reached the server, for those who watch."""
+    """A message as it reached the server, for watchers."""
 
     client: int
     """The number of its session."""
@@ -143,11 +142,11 @@ class _Subscription:
     def __init__(self, session: _PeerSession, sid: int, filter: str, queue: str = "") -> None:
         self.session, self.sid, self.filter, self.queue = session, sid, filter, queue
         self.sent = self.limit = 0
-        """How many messages it got, and how many it wants in all; a limit of 0 is none."""
+        """Number of messages delivered, and their limit; a limit of 0 is no limit."""
 
 
 class _Interest:
-    """Who is subscribed to what. Whole subjects and ``a.b.>``, the form of inboxes, are found without a search."""
+    """All subscriptions. Whole subjects and ``a.b.>``, the form of inboxes, are found without a search."""
 
     def __init__(self) -> None:
         self._exact: dict[str, list[_Subscription]] = {}
@@ -182,7 +181,7 @@ class _PeerSession:
     def __init__(self, front: Front, number: int, write: Callable[[bytes], None]) -> None:
         self.number = number
         self.node = number % NODES if front.next_node is None else front.next_node
-        """Which server of the cluster it is connected to."""
+        """The server of the cluster to which it is connected."""
         front.next_node = None
         self.subscriptions: dict[int, _Subscription] = {}
         self.is_open = True
@@ -191,7 +190,7 @@ class _PeerSession:
         self._out: list[bytes] = []
 
     def receive(self, data: bytes) -> None:
-        """Take bytes, however they are cut."""
+        """Receive bytes, in pieces of any size."""
         if not self.is_open:
             return
         buffer, start = self._buffer + data, 0
@@ -292,14 +291,14 @@ class Front:
     def __init__(
         self, model: ModelServer, clock: VirtualClock, *, service_s: float = 0.0, max_payload_bytes: int = 1 << 20
     ) -> None:
-        """``service_s`` is how long the server is busy with each message; with 0 it has no end of capacity."""
+        """``service_s`` is the time the server needs for each message; 0 is an unlimited rate."""
         self.model, self.clock = model, clock
         self.watchers: list[Callable[[Publication], None]] = []
-        """Each is told of every message, before the model is."""
+        """Each is called with every message, before the model."""
         self.reply_watchers: list[Callable[[Delivery], None]] = []
-        """Each is told of everything the server says, whether it arrives or not."""
+        """Each is called with every message of the server, even one without a subscriber."""
         self.gates: list[Callable[[Publication], bool]] = []
-        """Each is asked about every message that arrives; one that is answered with False is lost on its way."""
+        """Each is called with every arriving message; the message is lost if one of them returns False."""
         self.interest = _Interest()
         self._service_s = service_s
         self._busy_until = 0.0
@@ -307,11 +306,11 @@ class Front:
         self._last_session = self._turn = 0
         self._talkative: list[_PeerSession] = []
         self.fork: ModelServer | None = None
-        """What the node behind a partition takes for the truth."""
+        """The model on the far side of a partition."""
         self.parted_node = -1
         self.parted_at = 0.0
         self.next_node: int | None = None
-        """Which node the next session is connected to; without one it is the next one's turn."""
+        """The node of the next session; by default nodes take turns."""
         self._answers_at = 0.0
         info = {
             "server_id": "MODEL",
@@ -326,11 +325,11 @@ class Front:
 
     @property
     def sessions(self) -> int:
-        """How many are open, as the server sees it."""
+        """Number of open sessions, as the server sees it."""
         return len(self._sessions)
 
     def open(self, write: Callable[[bytes], None]) -> _PeerSession:
-        """A client has connected; ``write`` takes what the server has to say to it, beginning now."""
+        """Accept a connection; ``write`` is called with the server's bytes, from now on."""
         self._last_session += 1
         session = self._sessions[self._last_session] = _PeerSession(self, self._last_session, write)
         session.send(self._info)
@@ -340,10 +339,12 @@ class Front:
     # ---- partitions --------------------------------------------------------------------------------------------
 
     def cut_off_node(self, node: int, stream: str) -> None:
-        """Cut a node off from the others, and with it, if it leads the stream, a leader who does not know it."""
+        """Cut a node off from the others, and with it the stream's leader if it is that node; the leader does not
+        notice."""
         is_leader = self.model.leader(stream) == node
         if is_leader:
-            # What a leader has stored, a majority has. Behind the partition it may still say so.
+            # A majority has the messages that a leader has stored, so it may still acknowledge them behind the
+            # partition.
             store = self.model.stream(stream).store
             store.promise(store.last_sequence)
         self.fork, self.parted_node, self.parted_at = self.model.fork(), node, self.clock.now
@@ -353,16 +354,16 @@ class Front:
             self.fork.lose_leader(stream, self.clock.now)
 
     def join(self) -> None:
-        """End the partition. Who led behind it follows now, and what it alone knew is forgotten."""
+        """End the partition: its leader becomes a follower, and its own messages are dropped."""
         self.fork, self.parted_node = None, -1
 
     def is_parted(self, client: int) -> bool:
-        """Whether a session is connected to the node behind the partition."""
+        """True if a session is connected to the node behind the partition."""
         session = self._sessions.get(client)
         return self.fork is not None and session is not None and session.node == self.parted_node
 
     def model_of(self, client: int) -> ModelServer:
-        """What answers a session."""
+        """The model that serves a session."""
         return self.fork if self.fork is not None and self.is_parted(client) else self.model
 
     def close_all(self) -> None:
@@ -373,7 +374,7 @@ class Front:
         del self._sessions[session.number]
 
     def say(self, deliveries: Iterable[Delivery], *, by: ModelServer | None = None) -> None:
-        """The server says something to the subscribers on its side of a partition."""
+        """Send messages of the server to the subscribers on its side of a partition."""
         is_from_fork = by is not None and by is self.fork
         for each in deliveries:
             for watch in self.reply_watchers:
@@ -391,7 +392,7 @@ class Front:
         self._watch(self.model if by is None else by)
 
     def _watch(self, model: ModelServer) -> None:
-        """See to it that answers which take time are given in time."""
+        """Schedule the model's delayed answers."""
         at = model.next_answer_at()
         if at is not None and (model is not self.model or not self.clock.now < self._answers_at <= at):
             if model is self.model:
@@ -406,7 +407,7 @@ class Front:
         self.clock.at(self._busy_until, lambda: self.process(message))
 
     def process(self, message: Publication) -> None:
-        """What the server does with a message: core subscribers first, then JetStream."""
+        """Process a message as the server does: core subscribers first, then JetStream."""
         for may_pass in list(self.gates):
             if not may_pass(message):
                 return
@@ -431,7 +432,7 @@ class Front:
             self._watch(model)
 
     def _one_of_each_group(self, entries: list[_Subscription]) -> list[_Subscription]:
-        """Subscriptions that get a message: of a queue group one, each in its turn."""
+        """The subscriptions that get a message: one of each queue group, in turn."""
         chosen = [entry for entry in entries if not entry.queue]
         if len(chosen) < len(entries):
             groups: dict[str, list[_Subscription]] = {}
@@ -446,7 +447,7 @@ class Front:
         self._talkative.append(session)
 
     def flush(self) -> None:
-        """Hand over what was said, a chunk for each session."""
+        """Send the collected frames, one chunk for each session."""
         talkative, self._talkative = self._talkative, []
         for session in talkative:
             session.flush()
@@ -456,14 +457,14 @@ class Front:
 
 
 class _Pipe:
-    """One direction: what goes in comes out in order, later."""
+    """One direction: data arrive later, in order."""
 
     def __init__(self, clock: VirtualClock, delays: Iterator[float], out: Callable[[bytes], None]) -> None:
         self.in_flight_bytes = 0
         self.is_cut = False
         self._clock, self._delays, self._out = clock, delays, out
         self._in_flight: deque[bytes] = deque()
-        self._last_at = 0.0
+        self._last_at = self._silent_until = 0.0
 
     def send(self, data: bytes) -> None:
         if self.is_cut or not data:
@@ -474,13 +475,19 @@ class _Pipe:
         self._clock.at(self._last_at, self._arrive)
 
     def _arrive(self) -> None:
-        if self._in_flight:
+        if self._clock.now < self._silent_until:
+            self._clock.at(self._silent_until, self._arrive)
+        elif self._in_flight:
             data = self._in_flight.popleft()
             self.in_flight_bytes -= len(data)
             self._out(data)
 
+    def silence(self, until: float) -> None:
+        """Deliver nothing before ``until``, then everything that was sent, in its order."""
+        self._last_at = self._silent_until = max(self._silent_until, until)
+
     def cut(self, keep_bytes: int) -> None:
-        """Lose everything in flight but its first ``keep_bytes``, and everything to come."""
+        """Lose everything in flight except its first ``keep_bytes``, and everything written later."""
         self.is_cut = True
         kept: deque[bytes] = deque()
         for data in self._in_flight:
@@ -505,7 +512,7 @@ class Wire:
         self._network = network
         self._on_data, self._on_lost, self._on_room = on_data, on_lost, on_room
         self.is_open = True
-        """As the client sees it."""
+        """True until the client notices the end."""
         delays = network.delays()
         self._to_server = _Pipe(network.clock, delays, self._arrive)
         self._to_client = _Pipe(network.clock, delays, self._deliver)
@@ -525,7 +532,7 @@ class Wire:
         return self._to_server.is_cut
 
     def write(self, data: bytes) -> None:
-        """Send; in pieces, as networks do, that have nothing to do with where frames end."""
+        """Send data; in pieces, as networks do, that are independent of frames."""
         for piece in self._network.pieces(data):
             self._to_server.send(piece)
             if self._network.on_write is not None:
@@ -544,7 +551,7 @@ class Wire:
                     self._on_data(piece)
 
     def hang_up(self) -> None:
-        """The client goes. What it wrote still arrives; the server learns of the end after that."""
+        """Close the wire from the client's side. Its writes still arrive; the server notices the end after that."""
         if self.is_open:
             self.is_open = False
             if not self.is_cut:
@@ -552,8 +559,16 @@ class Wire:
                 self._network.forget(self)
                 self._network.clock.after(self._network.learning_s(), self._session.close)
 
+    def silence(self, seconds: float) -> None:
+        """Deliver nothing in either direction for some seconds, without an error; then everything that was sent.
+
+        That is what TCP does when packets are lost for a while: both ends keep the connection and send again.
+        """
+        for pipe in (self._to_server, self._to_client):
+            pipe.silence(self._network.clock.now + seconds)
+
     def cut(self, *, reason: str = "the connection was reset") -> None:
-        """The wire breaks, somewhere in the middle of what is on it."""
+        """Break the wire, somewhere in the middle of the bytes in flight."""
         if self.is_cut:
             return
         rng, clock = self._network.rng, self._network.clock
@@ -570,7 +585,7 @@ class Wire:
 
 
 class Network:
-    """Wires to one front, and the misfortunes of both."""
+    """Wires to one front, and the faults of both."""
 
     def __init__(
         self,
@@ -582,27 +597,27 @@ class Network:
         max_in_flight_bytes: int = 64 << 10,
         piece_bytes: int = 0,
     ) -> None:
-        """All randomness is ``rng``'s.
+        """All randomness comes from ``rng``.
 
         Args:
-            front: Where the wires lead.
-            rng: Gives every number that is not said.
-            delay_s: Shortest and longest way of a chunk, in either direction.
-            learning_s: How long it takes either end to notice that a wire is broken.
-            max_in_flight_bytes: What a wire takes from a client before it is full.
-            piece_bytes: Cut what is written into pieces of at most this many bytes; 0 leaves it whole.
+            front: The server end of the wires.
+            rng: The source of all random numbers.
+            delay_s: Shortest and longest delay of a chunk, in either direction.
+            learning_s: Shortest and longest time until either end notices a broken wire.
+            max_in_flight_bytes: Bytes that a wire accepts from a client before it is full.
+            piece_bytes: Cut writes into pieces of at most this many bytes; 0 does not cut them.
         """
         self.front, self.clock, self.rng = front, front.clock, rng
         self.max_in_flight_bytes = max_in_flight_bytes
         self.on_write: Callable[[], None] | None = None
-        """Called with every piece of data that a client writes, when it is on its way."""
+        """Called after every piece of data that a client writes."""
         self._delay_s, self._learning_s, self._piece_bytes = delay_s, learning_s, piece_bytes
         self._wires: list[Wire] = []
         self._down_until = self._refusing_until = 0.0
 
     @property
     def wires(self) -> list[Wire]:
-        """Those that are not cut, the oldest first."""
+        """The wires that are not cut, the oldest first."""
         return list(self._wires)
 
     @property
@@ -617,7 +632,7 @@ class Network:
         """Open a wire.
 
         Raises:
-            ConnectionRefusedError: Nobody listens.
+            ConnectionRefusedError: The server is down, or refuses connections.
         """
         if not self.is_reachable:
             raise ConnectionRefusedError("connection refused")
@@ -649,7 +664,7 @@ class Network:
     # ---- misfortune --------------------------------------------------------------------------------------------
 
     def cut(self, wire: Wire | None = None) -> None:
-        """Break a wire, any one if none is named."""
+        """Break a wire; without an argument a random one."""
         if wire is None and self._wires:
             wire = self.rng.choice(self._wires)
         if wire is not None:
@@ -662,11 +677,11 @@ class Network:
                 wire.cut()
 
     def refuse(self, seconds: float) -> None:
-        """Nobody gets in for a while; who is in stays."""
+        """Refuse new connections for some seconds; open ones stay."""
         self._refusing_until = max(self._refusing_until, self.clock.now + seconds)
 
     def kill_server(self, seconds: float) -> None:
-        """The server ends, and every connection with it; after some seconds it is there again, with what it stored."""
+        """Stop the server, and with it every connection; it restarts after some seconds with its stored messages."""
         self._down_until = max(self._down_until, self.clock.now + seconds)
         for wire in self.wires:
             wire.cut(reason="the server is gone")
@@ -681,7 +696,7 @@ class Network:
         clock.after(seconds, lambda: self._elect(stream))
 
     def _elect(self, stream: str) -> None:
-        """The next one that is not behind a partition."""
+        """Elect the next replica that is not behind a partition."""
         front, model, now = self.front, self.front.model, self.clock.now
         leader = (model.leader(stream) + 1) % NODES
         if leader == front.parted_node:
@@ -703,8 +718,8 @@ class Network:
     def partition(self, stream: str, seconds: float, *, without_s: float, drop: int = 0) -> None:
         """Part the node that leads a stream from the others for some seconds.
 
-        It goes on as leader for its own clients; the others elect one after ``without_s``. The proposals it could not
-        replicate, up to ``drop`` messages, are lost. A node that is behind a partition already comes back first.
+        It stays leader for its own clients; the others elect one after ``without_s``. The proposals it could not
+        replicate, up to ``drop`` messages, are lost. A node that is behind an earlier partition returns first.
         """
         front, model, clock = self.front, self.front.model, self.clock
         front.join()

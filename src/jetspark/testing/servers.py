@@ -1,8 +1,8 @@
 """A real nats-server that many tests share, each of them in an account of its own.
 
-To start a server takes some 100 ms, a test on one often five. Accounts keep tests as far apart as servers do: streams,
-buckets, consumers and subjects of one account do not exist in another, and neither does what was deleted in it. What
-they have in common is the process: a test that stops, kills or reloads its server starts one for itself.
+Starting a server takes some 100 ms, a test on one often five. Accounts separate tests as well as servers do: streams,
+buckets, consumers and subjects of one account do not exist in another, and deletions do not affect it. They share the
+process: a test that stops, kills or reloads its server starts its own.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from jetspark.server.config import ServerOptions, with_options
 
 __all__ = ["SharedNatsServer"]
 
-# nats-server needs a millisecond more of its start for each; it learns of more by a reload, which takes a few.
+# nats-server starts a millisecond later for each; further accounts need a reload, which takes a few milliseconds.
 ACCOUNTS_AT_A_TIME = 50
 
 
@@ -26,7 +26,7 @@ class SharedNatsServer(NatsServer):
         with SharedNatsServer() as server:
             server.new_account_url()  # nats://test1:test@127.0.0.1:40123
 
-    ``url`` leads into one account that everybody shares.
+    ``url`` leads into one account that all tests share.
 
     Args:
         options: As :class:`~jetspark.server.NatsServer` takes them, without users and tokens: those are the accounts'.
@@ -39,7 +39,7 @@ class SharedNatsServer(NatsServer):
         super().__init__(replace(self._own_config, extra_config=self._with_accounts()))
 
     def new_account_url(self) -> str:
-        """The address of this server for a client in an account that is empty, and that nobody else is given."""
+        """The server's address for a client in an empty account that no other caller gets."""
         with self._account_lock:
             if self._taken == self._accounts:
                 self._accounts += ACCOUNTS_AT_A_TIME

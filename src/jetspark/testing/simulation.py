@@ -1,16 +1,16 @@
 """A driver in virtual time: keeps a :class:`Connection` connected over a simulated network, and breaks it at random.
 
-What the drivers do with sockets, timers and tasks, :class:`SimulatedLink` does with a
-:class:`~jetspark.testing.network.Network` and its clock. So the machines of ``core`` and ``publish`` run here as they
-do there, byte for byte, and whole minutes of outage cost milliseconds.
+:class:`SimulatedLink` replaces the drivers' sockets, timers and tasks by a :class:`~jetspark.testing.network.Network`
+and its clock. So the machines of ``core`` and ``publish`` run here as they do there, byte for byte, and whole minutes
+of outage cost milliseconds.
 
 States of a link, and who moves them::
 
     closed ──open()──> establishing ──session is up──> connected ──wire lost, pings unanswered──> establishing
                             └──every server refused at the first try: the program tries again, as programs do
 
-Faults are drawn from the same random generator as everything else: by time, beforehand, and, with ``per_write``, by
-what is written.
+Faults are drawn from the same random generator as everything else: by time, beforehand, and, with ``per_write``, at
+each write.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ CONNECT_AGAIN_S = 0.2
 
 
 class SimulatedLink:
-    """Moves bytes between a connection and the network, and tells its listener what happened.
+    """Moves bytes between a connection and the network, and passes connection events to its listeners.
 
-    The reader of a subscription is woken when there is something to read; the handle of a request or a flush is called
-    with the result and the error, one of which is None.
+    The reader of a subscription is woken when messages have arrived; the handle of a request or a flush is called with
+    the result and the error, either of which is None.
     """
 
     def __init__(self, network: Network, *, name: str, options: ConnectOptions | None = None) -> None:
@@ -74,11 +74,11 @@ class SimulatedLink:
         self.machine.close()
         self._steps = self._converse = None
         self._hang_up()
-        self.settle()
+        self.deliver_events()
         self._wake_publishers()
 
-    def settle(self) -> None:
-        """After every call into the machine: pass on what happened, send what it has to say."""
+    def deliver_events(self) -> None:
+        """Deliver the events of a call into the machine, and schedule its output."""
         for event in self.machine.events():
             match event:
                 case Ready(subscription):
@@ -95,7 +95,7 @@ class SimulatedLink:
             self.schedule_flush()
 
     def schedule_flush(self) -> None:
-        """Write when all that happens at this moment has happened."""
+        """Write after all other events of this moment."""
         if not self._is_flush_scheduled:
             self._is_flush_scheduled = True
             self.clock.after(0.0, self.flush)
@@ -110,7 +110,7 @@ class SimulatedLink:
                     self._wake_publishers()
 
     def call_when_there_is_room(self, call: Callable[[], None]) -> None:
-        """When something has changed: there is room, a session, or none ever again."""
+        """Call back on the next change: room, a session, or the end of the connection."""
         self._waiting_for_room.append(call)
 
     def _wake_publishers(self) -> None:
@@ -121,7 +121,7 @@ class SimulatedLink:
     # ---- a session's life --------------------------------------------------------------------------------------
 
     def _advance(self, problem: Exception | None = None) -> None:
-        """Let the generator that decides take its next step."""
+        """Perform the next step of the connecting generator."""
         steps = self._steps
         if steps is None:
             return
@@ -146,7 +146,7 @@ class SimulatedLink:
                 self._converse = step
                 self._give_up = self.clock.after(self.machine.options.connect_timeout_s, self._out_of_patience)
                 self.flush()
-                self._look()
+                self._check_conversation()
             case step:
                 raise AssertionError(f"not simulated: {step}")
 
@@ -160,8 +160,8 @@ class SimulatedLink:
         else:
             self._advance()
 
-    def _look(self) -> None:
-        """A conversation may be over: all is said, or the wire is gone."""
+    def _check_conversation(self) -> None:
+        """End the conversation if it is complete, or if the wire is gone."""
         converse = self._converse
         if converse is not None and (self.wire is None or converse.is_done()):
             self._end_conversation(None if self.wire is not None else ConnectionLost("the connection was dropped"))
@@ -183,7 +183,7 @@ class SimulatedLink:
         self._wake_publishers()
         self.machine.on_time(self.clock.now)
         self._arm_timer()
-        self.settle()
+        self.deliver_events()
 
     def _hang_up(self) -> None:
         wire, self.wire = self.wire, None
@@ -192,7 +192,7 @@ class SimulatedLink:
         if self._timer is not None:
             self._timer.cancel()
 
-    # ---- what the wire tells us --------------------------------------------------------------------------------
+    # ---- events of the wire --------------------------------------------------------------------------------------
 
     def _on_data(self, data: bytes) -> None:
         try:
@@ -200,19 +200,19 @@ class SimulatedLink:
         except JetSparkError as error:
             self._on_lost(str(error))
             return
-        self._look()
-        self.settle()
+        self._check_conversation()
+        self.deliver_events()
 
     def _on_lost(self, reason: str) -> None:
         self._hang_up()
         if self._converse is not None:
-            self._look()
+            self._check_conversation()
             return
         if self.machine.is_closed or self._steps is not None:
             return
         self.machine.end(reason)
         self._wake_publishers()
-        self.settle()
+        self.deliver_events()
         self.open()
 
     def _on_room(self) -> None:
@@ -231,7 +231,7 @@ class SimulatedLink:
             self._on_lost(str(error))
             return
         self._arm_timer()
-        self.settle()
+        self.deliver_events()
 
 
 # ---- faults ----------------------------------------------------------------------------------------------------------
@@ -241,30 +241,30 @@ Fault: TypeAlias = Literal["cut", "cut all", "refuse", "kill", "leader", "cut of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultPlan:
-    """What goes wrong, how often and for how long."""
+    """The kinds of faults, their rate and their duration."""
 
     kinds: Sequence[Fault] = ("cut", "cut", "cut all", "refuse", "kill")
-    """Drawn from with equal chances: name one twice to have it twice as often. The last four need replicas."""
+    """Drawn with equal probability: name one twice to double its rate. The last four need replicas."""
     every_s: float = 2.0
-    """The mean time between two."""
+    """The mean time between two faults."""
     per_write: float = 0.0
-    """The chance that something goes wrong with any piece of data a client writes: faults come when there is work."""
+    """The probability of a fault at each write of a client, so that faults occur under load."""
     for_s: float = 20.0
-    """No more begin after this long."""
+    """Seconds after which no more faults begin."""
     outage_s: tuple[float, float] = (0.05, 4.0)
-    """How long refusing, being dead and being without a leader take."""
+    """Shortest and longest duration of a refusal, a stop, and the time without a leader."""
     max_drop: int = 20
-    """A lost leader takes at most this many unacknowledged messages with it."""
+    """The most unacknowledged messages that a lost leader takes with it."""
 
 
 class Faults:
-    """Draws faults and puts them on the clock."""
+    """Draws faults and schedules them."""
 
     def __init__(self, network: Network, rng: random.Random, plan: FaultPlan, *, stream: str) -> None:
         self.happened: list[tuple[float, Fault, float]] = []
-        """When, what, for how long."""
+        """The time, kind and duration of each fault so far."""
         self.over_at: float = network.clock.now
-        """From then on nothing is wrong any more."""
+        """The end of the last fault."""
         self._network, self._rng, self._plan, self._stream = network, rng, plan, stream
         clock: VirtualClock = network.clock
         when, end = clock.now, clock.now + plan.for_s
@@ -281,7 +281,7 @@ class Faults:
         rng, plan, clock = self._rng, self._plan, self._network.clock
         if clock.now < self._end and rng.random() < plan.per_write:
             kind, seconds = rng.choice(plan.kinds), rng.uniform(*plan.outage_s)
-            # Some of the data should be on its way by then.
+            # Delayed, so that some of the data is on its way by then.
             clock.after(next(self._network.delays()), lambda: self._happen(kind, seconds))
 
     def _happen(self, kind: Fault, seconds: float) -> None:
@@ -303,7 +303,7 @@ class Faults:
             case "cut off leader":
                 network.cut_off_leader(self._stream, seconds, without_s=rng.uniform(0.0, 1.0))
             case "partition":
-                # A leader that is alone stays one until the others reach it again.
+                # A leader that is cut off stays leader until the others reach it again.
                 drop, without_s = rng.randint(0, self._plan.max_drop), rng.uniform(0.0, min(seconds, 2.0))
                 network.partition(self._stream, seconds, without_s=without_s, drop=drop)
             case "slow":

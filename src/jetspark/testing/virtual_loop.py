@@ -1,8 +1,8 @@
 """An asyncio event loop in virtual time, whose connections lead to a model server in memory.
 
 The program under test is the real one, client included: only the socket, the clock and the server are replaced. When
-all tasks wait, time jumps to the next moment at which something happens, so a day of retries takes milliseconds, and a
-course of events is a function of the network's random generator::
+all tasks wait, time jumps to the next event, so a day of retries takes milliseconds, and a run is a function of the
+network's random generator::
 
     async def main() -> None:
         async with jetspark.connect("nats://model") as nc:
@@ -10,7 +10,7 @@ course of events is a function of the network's random generator::
 
     run_in_virtual_time(main())
 
-``time.time()`` and ``datetime.now()`` stay what they are: what wants to be tested in virtual time asks the loop, as
+``time.time()`` and ``datetime.now()`` are not replaced: code to be tested in virtual time reads the loop's clock, as
 applications (``jetspark.app``) do.
 """
 
@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 # 2026-01-01T00:00:00Z: messages of the model have times of this century.
 BEGINNING = 1_767_225_600.0
-# How long what is left of a killed process may take to end before it is told again, and how often it is told.
+# Time for the tasks of a killed process to end before they are cancelled again, and the number of attempts.
 BURIAL_S = 60.0
 BURIAL_ROUNDS = 5
 
@@ -59,7 +59,7 @@ def run_in_virtual_time(main: Coroutine[Any, Any, T], network: Network | None = 
 
 
 class _Selector(selectors.DefaultSelector):
-    """Where a loop waits when it has nothing to do: here time passes. Signals and other threads still wake it."""
+    """The selector of the loop: a wait without events advances the clock. Signals and other threads still wake it."""
 
     def __init__(self, clock: VirtualClock) -> None:
         super().__init__()
@@ -80,10 +80,10 @@ class _Selector(selectors.DefaultSelector):
 
 
 class VirtualProcess:
-    """Tasks, timers and connections that end together, and at once, as those of a process do that is killed.
+    """Tasks, timers and connections that end together at once, like those of a killed process.
 
-    Everything that its work starts belongs to it. After :meth:`kill` not a line of it runs: no ``finally``, no farewell
-    to the server. What it had written is on its way and arrives; the server learns of its end a little later.
+    All its tasks and connections belong to it. After :meth:`kill` not a line of its code runs: no ``finally``, no
+    farewell to the server. Its earlier writes still arrive; the server notices its end a little later.
     """
 
     def __init__(self, loop: VirtualLoop) -> None:
@@ -91,32 +91,32 @@ class VirtualProcess:
         self._loop = loop
         self._tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
         self._left: list[asyncio.Task[Any]] = []
-        """Tasks that were there when it was killed: nobody else refers to them."""
+        """Its unfinished tasks at the kill; this list keeps them alive."""
         self._transports: list[_WireTransport] = []
         self._held: list[tuple[Any, tuple[Any, ...]]] = []
-        """What was about to run when it was killed, and what would have run since."""
+        """Callbacks that were due at the kill, or would have been due since."""
         self._context = contextvars.copy_context()
         self._context.run(_current_process.set, self)
 
     def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Begin to do something as this process."""
+        """Run a coroutine as this process."""
         return self._loop.create_task(work, context=self._context)
 
     def owns(self, client: int) -> bool:
-        """Whether a session of the server, by its number, is one of this process."""
+        """True if a session of the server, by its number, belongs to this process."""
         return any(each.client == client for each in self._transports)
 
     def kill(self) -> None:
-        """End it. Its own code may call this, and must then wait for something that never comes."""
+        """End it. Its own code may call this, and must then wait for an event that never comes."""
         self.is_killed = True
         self._left = [each for each in self._tasks if not each.done()]
         for transport in self._transports:
             transport.hang_up()
 
     async def bury(self) -> None:
-        """Cancel what was left when it was killed, so that nothing is destroyed while it is pending.
+        """Cancel the unfinished tasks of a killed process, so that none is destroyed while pending.
 
-        That code runs on without a network. Call it when nobody looks any more at what it may do.
+        Their code runs then, without a network. Call it when its effects are not observed any more.
         """
         self.is_killed, self.is_buried = False, True
         pending, self._left = set(self._left), []
@@ -127,16 +127,16 @@ class VirtualProcess:
             self._loop.call_soon(callback, *args, context=self._context)
         for _ in range(BURIAL_ROUNDS):
             for task in pending:
-                task.cancel()  # again and again: code that meets its own time-out just now takes this one for it
+                task.cancel()  # repeated: code may take the cancellation for its own timeout
             if not pending:
                 return
             done, pending = await asyncio.wait(pending, timeout=BURIAL_S)
             for task in done:
                 if not task.cancelled():
-                    task.exception()  # nobody else asks for it
+                    task.exception()  # retrieves it, so that asyncio does not log it
 
     def guard(self, callback: Callable[..., object]) -> Callable[..., None]:
-        """The same call, which does not happen while the process is killed."""
+        """The same call, postponed while the process is killed."""
 
         def call(*args: Any) -> None:
             if self.is_killed:
@@ -159,17 +159,17 @@ _current_process: contextvars.ContextVar[VirtualProcess | None] = contextvars.Co
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """See the module."""
+    """The loop that the module's docstring describes."""
 
     def __init__(self, network: Network) -> None:
         self.network = network
         self.idle_s = 0.0
-        """Requests that wait for messages without an end, and readers that look for work from time to time,
-        wait at least this long. It makes long times cheap; 0 leaves the program as it is."""
+        """Minimum wait of requests without an end, and of readers that poll for work. It makes long times cheap;
+        0 leaves the program as it is."""
         self._virtual_selector = _Selector(network.clock)
         super().__init__(self._virtual_selector)
-        # A timer is due when its time has come, and not a moment before: what is too early and set again for the same
-        # time would be due at once, for ever. Asyncio wants a step of the clock, a quarter of a microsecond here.
+        # The resolution of the clock: a timer that is due slightly early, and set again for the same time, would be due
+        # at once, endlessly. Asyncio requires a resolution above 0; this is a quarter of a microsecond.
         self._clock_resolution = math.ulp(BEGINNING)
 
     def time(self) -> float:
@@ -177,22 +177,22 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     @property
     def rounds(self) -> int:
-        """How often it went round: what a course of events cost, in steps that are the same on every machine."""
+        """Number of iterations of the loop: the cost of a run, in steps that are the same on every machine."""
         return self._virtual_selector.rounds
 
     def wall_time(self) -> float:
-        """Seconds since 1970: what programs that know of virtual time take for the time of day."""
+        """Seconds since 1970, for programs that support virtual time."""
         return self.network.clock.now
 
     @property
     def rng(self) -> random.Random:
-        """Where chance comes from for programs that know of virtual time: a seed is one course of events."""
+        """The random generator, for programs that support virtual time: a seed determines the run."""
         return self.network.rng
 
     def run_in_executor(  # type: ignore[override]  # the exact one needs type variables of Python 3.12
         self, executor: Any, func: Callable[..., T], *args: Any
     ) -> asyncio.Future[T]:
-        """Called at once, on this thread: another one would take time that does not pass here."""
+        """Call ``func`` at once, on this thread: another thread would take time that does not pass here."""
         future = self.create_future()
         try:
             future.set_result(func(*args))
@@ -200,7 +200,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             future.set_exception(error)
         return future
 
-    # ---- processes: what belongs to one runs only while it lives -----------------------------------------------
+    # ---- processes: tasks and connections run only while their process lives --------------------------------------
 
     def create_task(self, coro: Any, **options: Any) -> asyncio.Task[Any]:
         task = super().create_task(coro, **options)
@@ -222,7 +222,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return super().call_at(when, callback if process is None else process.guard(callback), *args, context=context)
 
     async def create_connection(self, protocol_factory: Any, *args: Any, **options: Any) -> Any:
-        """A wire to the model, whatever the address. TLS is not modelled."""
+        """A wire to the model, for any address. TLS is not modelled."""
         if options.get("ssl"):
             raise ConnectionRefusedError("TLS is not in the model; connect without it")
         process = _current_process.get()
@@ -246,7 +246,7 @@ class _WireTransport(asyncio.Transport):
         super().__init__({"peername": ("127.0.0.1", 4222)})
         self._loop, self._protocol = loop, protocol
         self._is_closing = self._is_paused = False
-        self._context = contextvars.copy_context()  # so that what is told belongs to the process that connected
+        self._context = contextvars.copy_context()  # callbacks belong to the process that connected
         self._wire: Wire = loop.network.dial(self._on_data, self._on_lost, self._on_room)
         protocol.connection_made(self)
 
@@ -256,11 +256,11 @@ class _WireTransport(asyncio.Transport):
         return self._wire.client
 
     def hang_up(self) -> None:
-        """The program is gone, and is not told; what it wrote arrives."""
+        """Close the wire without a call of the protocol; earlier writes still arrive."""
         self._wire.hang_up()
 
     def break_off(self) -> None:
-        """Tell the program that the connection is lost."""
+        """Report a lost connection to the protocol."""
         self._end(ConnectionResetError("the process was killed"))
 
     def _on_data(self, data: bytes) -> None:
@@ -286,7 +286,7 @@ class _WireTransport(asyncio.Transport):
                 self._protocol.pause_writing()
 
     def get_write_buffer_size(self) -> int:
-        # What the wire has taken is on its way; it refuses nothing.
+        # The wire accepts all data at once.
         return 0
 
     def is_closing(self) -> bool:

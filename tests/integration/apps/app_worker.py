@@ -58,7 +58,7 @@ async def ship(event: Placed, ctx: Context) -> None:
 def crash_at(place: str) -> None:
     """Die before or after a step has had its effect, once."""
     when, name = place.split()
-    perform, call = HandlerWorker._perform, HandlerWorker._call
+    perform, call = HandlerWorker._perform, HandlerWorker.run_handler
 
     def die() -> None:
         note("died", place=place)
@@ -81,7 +81,7 @@ def crash_at(place: str) -> None:
         return answer
 
     HandlerWorker._perform = mortal_perform  # type: ignore[method-assign]
-    HandlerWorker._call = mortal_call  # type: ignore[method-assign]
+    HandlerWorker.run_handler = mortal_call  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

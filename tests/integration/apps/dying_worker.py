@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from jetspark.app import App, Command, CommandAnswered, Decision, Event, LiveOptions, Past, Retry
-from jetspark.app.workflows import sending
+from jetspark.app.workflows import workflow_handlers
 
 ATTEMPTS = 3
 ONCE, POISON = "c", "b"
@@ -138,7 +138,7 @@ def make_app() -> App:
 def serve() -> None:
     """Run the application, in one process after the other; all of them are forks, which need no imports."""
     # For as long the next worker waits for a command that another one has sent and not heard of.
-    sending.CALL_TIMEOUT_S, sending.SENDING_TIMEOUT_S = 0.5, 1.0
+    workflow_handlers.CALL_TIMEOUT_S, workflow_handlers.SENDING_TIMEOUT_S = 0.5, 1.0
     app, only = make_app(), [CALLBACKS[sys.argv[3]]] if sys.argv[3] in CALLBACKS else []
     while True:
         if (child := os.fork()) == 0:

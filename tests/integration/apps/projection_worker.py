@@ -11,8 +11,8 @@ from typing import Any
 from support.projections import bank
 
 from jetspark.aio.steps import ProcedureRunner
-from jetspark.app.projections.live import LiveOptions
-from jetspark.app.projections.place import LivePlace
+from jetspark.app.projections.live_options import LiveOptions
+from jetspark.app.projections.live_projection import LiveProjection
 from jetspark.publish.steps import IngestAll
 
 
@@ -25,9 +25,9 @@ def die_at(moment: str, number: int) -> None:
         left -= 1
         return left == 0
 
-    store, ingest = LivePlace.store, ProcedureRunner._ingest
+    store, ingest = LiveProjection.store, ProcedureRunner._ingest
 
-    async def mortal_store(self: LivePlace, *args: Any, **options: Any) -> bool:
+    async def mortal_store(self: LiveProjection, *args: Any, **options: Any) -> bool:
         dies = is_it()
         if dies and moment == "before":
             os.kill(os.getpid(), signal.SIGKILL)
@@ -49,7 +49,7 @@ def die_at(moment: str, number: int) -> None:
     if moment == "within":
         ProcedureRunner._ingest = mortal_ingest  # type: ignore[method-assign]
     else:
-        LivePlace.store = mortal_store  # type: ignore[method-assign]
+        LiveProjection.store = mortal_store  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

@@ -125,7 +125,7 @@ async def test_an_error_inside_is_not_replaced_by_any_other_error_from_closing(
 
     with pytest.raises(type(inside), match="mine"):
         await leave(inside)
-    assert "closing: OSError: the disk is gone" in caplog.text
+    assert "client not closed cleanly (OSError: the disk is gone)" in caplog.text
     monkeypatch.setattr(part, "close", closing)
     with pytest.raises(OSError, match="the disk is gone"):
         await leave(None)

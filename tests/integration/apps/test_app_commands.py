@@ -45,8 +45,8 @@ from jetspark.app import (
 )
 from jetspark.app.causes import Cause, current_cause
 from jetspark.app.commands import wire
+from jetspark.app.commands.decision_messages import MAX_REPLY_BYTES
 from jetspark.app.commands.decision_store import CommandStore
-from jetspark.app.commands.messages import MAX_REPLY_BYTES
 from jetspark.server import NatsServer
 
 
@@ -775,7 +775,7 @@ async def test_a_worker_says_why_a_full_stream_leaves_callers_in_doubt(
         command = one if accounts == "a" else both
         with pytest.raises(jetspark.CommandInDoubt):
             await client.call(command, command_id="late", timeout=1.0)
-        text = "not decided within the caller's time: the stream does not take its events now: "
+        text = "not decided before the caller's time-out: the stream refuses its events: "
         await until(lambda: any(text in record.getMessage() for record in caplog.records))
         assert "maximum messages exceeded" in caplog.text
         await client.js.update_stream(replace(full, max_messages=-1))

@@ -18,7 +18,7 @@ from support.linear import Entry, Operation, check_linearizable
 import jetspark
 from jetspark.app import AppClient, Command, CommandOptions, Decision, Past, decode
 from jetspark.app.causes import Cause, current_cause
-from jetspark.app.commands.here import CLOSING_S
+from jetspark.app.commands.local_decider import CLOSING_S
 from jetspark.server import NatsServer, Permissions, User
 
 CALLERS, CALLS = 64, 3
@@ -130,7 +130,7 @@ async def test_what_cannot_be_sent_is_refused_by_the_caller(url: str, way: str) 
             await client.call(Enter(ledger="x", writer="w" * 1_100_000))
         with pytest.raises(jetspark.InvalidEvent):
             await client.call(Enter(ledger="x", writer=7))  # type: ignore[arg-type]
-        with pytest.raises(jetspark.ConfigError, match="is no command of app 'bank'"):
+        with pytest.raises(jetspark.ConfigError, match="is not a command of app 'bank'"):
             await client.call(Echo(what="items"))
         assert (await (await client.js.stream(app.stream)).info()).state.messages == 0
 

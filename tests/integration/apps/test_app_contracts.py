@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 from jetspark import ConsumerConfig, JetStream, KVConfig, StreamConfig, errors
 from jetspark.app import App, Event, decode, unchanged, upcast
 from jetspark.app.causes import Cause, current_cause
-from jetspark.app.contracts.records import record_of
+from jetspark.app.contracts.contract_records import record_of
 from jetspark.app.contracts.registry import ContractRegistry, read_registry
 from jetspark.app.provisioning import apply_topology, check_for_drift, make_plan
 from jetspark.cli.commands import app as commands
@@ -471,9 +471,9 @@ def test_plan_and_apply_from_the_shell(shell: Any) -> None:
     assert code == 3
     assert "orders.> is no longer stored" in text
     for name, reason in (
-        ("orders:nothing", "'nothing' is not there; apps in orders: app"),
-        ("orders:OrderPaid", "'OrderPaid' is no App"),
-        ("nothing:app", "there is no module 'nothing'"),
+        ("orders:nothing", "'nothing' was not found; apps in orders: app"),
+        ("orders:OrderPaid", "'OrderPaid' is not an App"),
+        ("nothing:app", "module 'nothing' was not found"),
         ("orders", "expected MODULE:APP"),
     ):
         with pytest.raises(errors.ConfigError, match=reason):
@@ -485,7 +485,7 @@ def test_an_error_of_the_command_is_one_line(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == 1
     assert done.stderr.splitlines() == [
-        f"jetspark: 'nothing:app': there is no module 'nothing' in {tmp_path} or on Python's path"
+        f"jetspark: 'nothing:app': module 'nothing' was not found in {tmp_path} or on Python's path"
     ]
 
 
@@ -537,7 +537,7 @@ def test_a_folder_of_golden_files_that_cannot_be_used_is_told(shell: Any, tmp_pa
     (tmp_path / "file").touch()
     for command in ("check", "diff"):
         for folder in ("goldn", "file"):
-            with pytest.raises(errors.ConfigError, match=f"--golden {folder}: there is no such folder"):
+            with pytest.raises(errors.ConfigError, match=f"--golden {folder}: the folder does not exist"):
                 shell("schema", command, "orders:app", "--golden", folder)
     with pytest.raises(errors.ConfigError, match="file/golden: expected a folder that can be written to: Not a dir"):
         shell("schema", "fixtures", "orders:app", "file/golden")

@@ -14,9 +14,9 @@ from support.apps import set_up
 import jetspark
 from jetspark.aio.jetstream import JetStream
 from jetspark.app import App, Event
-from jetspark.app.dead_letters.redriving import LetterFilter, discard_letters, each_letter, run_redrive
+from jetspark.app.dead_letters.redriving import DeadLetterFilter, discard_dead_letters, each_dead_letter, run_redrive
 from jetspark.app.handlers.handler_store import HandlerStore
-from jetspark.app.stored_events import DeadEvent, FailureCause, Origin, letter_subject
+from jetspark.app.stored_events import FailureCause, Origin, StoredEvent, dead_letter_subject
 from jetspark.core.headers import Headers
 from jetspark.server import NatsServer
 
@@ -46,7 +46,7 @@ async def write_letters(js: JetStream, app: App, keys: int, behind: int = 0) -> 
             sequence += 1
             head = sequence - place
             letters.append(
-                DeadEvent(
+                StoredEvent(
                     handler="work",
                     key=f"k{number}",
                     origin=Origin(app.stream, sequence, 1_000_000 + sequence),
@@ -63,7 +63,7 @@ async def write_letters(js: JetStream, app: App, keys: int, behind: int = 0) -> 
                 record = json.dumps({"key": f"k{number}", "head": head, "waiting": [head]}).encode()
                 await store.records.create(store.parked_key(f"k{number}"), record)
     for letter in letters:
-        subject = letter_subject(app.name, "work", letter.key, letter.origin)
+        subject = dead_letter_subject(app.name, "work", letter.key, letter.origin)
         await js.publish(subject, letter.data, headers=letter.to_headers())
 
 
@@ -78,18 +78,18 @@ class Seen:
 @asynccontextmanager
 async def watching(server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Seen]:
     """Count requests with a subscription on all of them, and dead letters that are taken apart."""
-    seen, describe = Seen(), DeadEvent.described.__func__  # type: ignore[attr-defined]  # a class method
+    seen, describe = Seen(), StoredEvent.described.__func__  # type: ignore[attr-defined]  # a class method
 
-    def counted(kind: type[DeadEvent], block: bytes | None) -> DeadEvent:
+    def counted(kind: type[StoredEvent], block: bytes | None) -> StoredEvent:
         seen.described += 1
-        event: DeadEvent = describe(kind, block)
+        event: StoredEvent = describe(kind, block)
         return event
 
     async with jetspark.connect(server.url) as other:
         requests = await other.subscribe("$JS.API.>")
         await other.flush()
         with monkeypatch.context() as patch:
-            patch.setattr(DeadEvent, "described", classmethod(counted))
+            patch.setattr(StoredEvent, "described", classmethod(counted))
             yield seen
         await other.publish("$JS.API.the.end")
         await other.flush()
@@ -109,7 +109,9 @@ async def test_a_list_asks_as_often_for_many_dead_letters_as_for_few(
         await set_up(js, app)
         await write_letters(js, app, count)
         async with watching(server, monkeypatch) as seen:
-            assert len([each async for each in each_letter(js, app, LetterFilter(), with_events=False)]) == count
+            assert (
+                len([each async for each in each_dead_letter(js, app, DeadLetterFilter(), with_events=False)]) == count
+            )
         assert seen.described == count
         found[count] = seen.requests.total()
         for name in [name async for name in js.stream_names()]:
@@ -125,13 +127,13 @@ async def test_of_one_key_nothing_else_is_read(
     await set_up(js, app)
     await write_letters(js, app, MANY, behind=1)
     for where, count in ((["key=k7"], 2), (["sequence=15"], 1), (["key=none"], 0)):
-        chosen = LetterFilter.parse(None, where)
+        chosen = DeadLetterFilter.parse(None, where)
         async with watching(server, monkeypatch) as seen:
-            assert len([each async for each in each_letter(js, app, chosen, with_events=False)]) == count
+            assert len([each async for each in each_dead_letter(js, app, chosen, with_events=False)]) == count
         assert seen.described == count
     # A redrive of one key sees those of the key, the chosen one and the one behind it.
     async with watching(server, monkeypatch) as seen:
-        progress = await run_redrive(js, app, LetterFilter.parse(None, ["key=k7"]))
+        progress = await run_redrive(js, app, DeadLetterFilter.parse(None, ["key=k7"]))
     assert (progress.requested, progress.behind, seen.described) == (1, 1, 2)
 
 
@@ -145,7 +147,7 @@ async def test_a_dry_run_asks_for_nothing_by_the_dead_letter_and_a_redrive_reads
         await write_letters(js, app, count, behind=1)
         for is_dry_run in (True, False):
             async with watching(server, monkeypatch) as seen:
-                progress = await run_redrive(js, app, LetterFilter(), is_dry_run=is_dry_run)
+                progress = await run_redrive(js, app, DeadLetterFilter(), is_dry_run=is_dry_run)
             assert (progress.requested, progress.behind) == (count, count)
             found[count, is_dry_run] = seen.requests
         retries = await js.stream(app.spec.retry_stream)
@@ -164,6 +166,6 @@ async def test_a_discard_reads_no_event(server: NatsServer, js: JetStream, monke
     await set_up(js, app)
     await write_letters(js, app, FEW)
     async with watching(server, monkeypatch) as seen:
-        assert (await discard_letters(js, app, LetterFilter())).discarded == FEW
+        assert (await discard_dead_letters(js, app, DeadLetterFilter())).discarded == FEW
     # Of each: the record that its key is parked, and the next dead letter of the key.
     assert seen.requests["DIRECT.GET"] + seen.requests["STREAM.MSG"] <= 2 * FEW

@@ -21,7 +21,7 @@ from support.apps import is_settled, publish, set_up, until
 import jetspark
 from jetspark.aio.jetstream import JetStream
 from jetspark.app import App, AppClient
-from jetspark.app.dead_letters.redriving import LetterFilter, read_letters
+from jetspark.app.dead_letters.redriving import DeadLetterFilter, read_dead_letters
 from jetspark.app.projections.fold_crashes import FATAL_DEATHS
 from jetspark.errors import CommandInDoubt, NoWorkers
 
@@ -60,7 +60,7 @@ async def served(url: str, log: Path, place: str) -> AsyncIterator[None]:
 
 
 async def letters_of(js: JetStream, app: App) -> set[tuple[str, str, str]]:
-    letters = [each.letter for each in await read_letters(js, app, LetterFilter())]
+    letters = [each.letter for each in await read_dead_letters(js, app, DeadLetterFilter())]
     assert {each.cause.error for each in letters if each.cause is not None} <= {"WorkerDied"}, letters
     return {(each.handler, each.status, json.loads(each.data)["data"].get("word", each.key)) for each in letters}
 

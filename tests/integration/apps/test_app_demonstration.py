@@ -230,7 +230,7 @@ async def letters_of(js: JetStream, handler: str) -> dict[str, list[tuple[int, s
     """By key: the number of each event with a letter, and its status."""
     store = await HandlerStore.open(js, app.name, handler)
     found: dict[str, list[tuple[int, str]]] = defaultdict(list)
-    async for each in store.all_letters():
+    async for each in store.all_dead_letters():
         event = json.loads(each.letter.data)["data"]
         found[event["name"]].append((event["number"], each.letter.status))
     return found

@@ -329,7 +329,7 @@ async def test_states_in_a_stream_of_another_name_are_no_bucket(nats_url: str) -
     async with app.connect(nats_url) as client:
         await move(client, "a", 5)
         accounts = client.entities("accounts")
-        assert (accounts.bucket, client.app.entities["accounts"].place.prefix) == (None, "states.bank.")
+        assert (accounts.bucket, client.app.entities["accounts"].state_subjects.prefix) == (None, "states.bank.")
         assert await count(client, accounts.subject_of("a")) == 1
         # A bucket of the name can still be made: nobody has its subjects.
         await client.js.create_kv(KVConfig(bucket="BANK"))
@@ -528,7 +528,7 @@ async def test_a_change_whose_answer_is_lost_is_made_once_however_often_others_c
 
 
 async def test_a_change_is_not_looked_for_among_too_many_events(nats_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jetspark.app.entities.committing.MAX_LOOKS", 39)
+    monkeypatch.setattr("jetspark.app.entities.committer.MAX_LOOKS", 39)
     with pytest.raises(RequestTimeout):  # nobody knows
         await change_whose_answer_is_lost(nats_url, monkeypatch, 40, is_stored=False)
 

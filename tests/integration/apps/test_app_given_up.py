@@ -14,9 +14,9 @@ import jetspark
 from jetspark import ConsumerConfig
 from jetspark.aio.jetstream import JetStream
 from jetspark.app import App, Context, Event, Reject, Retry, RetryIn
-from jetspark.app.dead_letters.redriving import LetterFilter, read_letters, run_redrive
+from jetspark.app.dead_letters.redriving import DeadLetterFilter, read_dead_letters, run_redrive
 from jetspark.app.handlers.consumers import consumers_of
-from jetspark.app.stored_events import DeadEvent
+from jetspark.app.stored_events import StoredEvent
 from jetspark.server import NatsServer
 
 _numbers = itertools.count(1)
@@ -38,8 +38,8 @@ def new_app(done: list[int], **options: Any) -> App:
     return app
 
 
-async def letters_of(js: JetStream, app: App) -> list[DeadEvent]:
-    found = [each.letter for each in await read_letters(js, app, LetterFilter())]
+async def letters_of(js: JetStream, app: App) -> list[StoredEvent]:
+    found = [each.letter for each in await read_dead_letters(js, app, DeadLetterFilter())]
     return sorted(found, key=lambda each: each.origin.sequence)
 
 
@@ -98,10 +98,26 @@ async def test_what_others_give_up_ends_in_the_dead_letters(
         ("GivenUp", "by the server or another client: max_deliver"),
     ]
     async with running(app, server.url):
-        await run_redrive(js, app, LetterFilter(), wait_s=60.0)
+        await run_redrive(js, app, DeadLetterFilter(), wait_s=60.0)
         await until(lambda: read_advisories(js, app))
     assert sorted(done) == [1, 2, 3]
     assert await letters_of(js, app) == []
+
+
+async def test_an_event_of_a_handler_with_transactions_ends_in_the_dead_letters_as_well(
+    server: NatsServer, js: JetStream
+) -> None:
+    done: list[int] = []
+    app = new_app(done, idempotent="transaction", bucket="givenup-effects")
+    await set_up(js, app)
+    await publish(js, app, Counted(name="a", number=1))
+    [message] = await (await (await js.stream(app.stream)).consumer("g")).fetch(1)
+    await message.term("not wanted")
+    await until(lambda: advised(js, app, 1))
+    async with running(app, server.url):
+        await until(lambda: has_letters(js, app, 1))
+        await publish(js, app, Counted(name="b", number=2))
+        await until(lambda: done == [2])
 
 
 async def test_a_retry_and_a_redrive_that_are_given_up_are_letters_again(server: NatsServer, js: JetStream) -> None:
@@ -121,7 +137,7 @@ async def test_a_retry_and_a_redrive_that_are_given_up_are_letters_again(server:
         await until(lambda: has_letters(js, app, 1))
         consumer = await (await js.stream(app.stream)).consumer("g")
         await until(lambda: _is_over(consumer))
-    await run_redrive(js, app, LetterFilter())
+    await run_redrive(js, app, DeadLetterFilter())
     retries = await (await js.stream(app.spec.retry_stream)).consumer("g")
     for _ in range(2):
         [message] = await retries.fetch(1, timeout=30)
@@ -132,7 +148,7 @@ async def test_a_retry_and_a_redrive_that_are_given_up_are_letters_again(server:
         letters = await letters_of(js, app)
         assert [(each.key, each.redrives, each.attempts) for each in letters] == [("n1", 0, 1), ("n2", 1, 0)]
         assert {each.cause.error for each in letters if each.cause} == {"GivenUp"}
-        progress = await run_redrive(js, app, LetterFilter(), wait_s=60.0)
+        progress = await run_redrive(js, app, DeadLetterFilter(), wait_s=60.0)
         assert str(progress.results) == "2 handled, 0 failed again, 0 waiting"
         await until(lambda: is_settled(js, app, "g"))
     assert sorted(done) == [(1, 1), (2, 2)]
@@ -157,7 +173,7 @@ async def test_a_copy_of_a_partition_that_is_given_up_is_a_letter(server: NatsSe
     async with running(app, server.url):
         await until(lambda: has_letters(js, app, 2))
         await until(lambda: len(done) == 6)
-        progress = await run_redrive(js, app, LetterFilter(), wait_s=60.0)
+        progress = await run_redrive(js, app, DeadLetterFilter(), wait_s=60.0)
         assert str(progress.results) == "2 handled, 0 failed again, 0 waiting"
     assert sorted(done) == list(range(8))
 
@@ -256,7 +272,7 @@ async def test_a_handler_without_dead_letters_drops_what_is_given_up(
     async with running(app, server.url):
         await until(lambda: read_advisories(js, app))
     assert await letters_of(js, app) == []
-    assert "sequence 1: given up, dropped: GivenUp: by the server or another client: by hand" in caplog.text
+    assert "event 1: given up (GivenUp: by the server or another client: by hand); dropped" in caplog.text
 
 
 @pytest.mark.parametrize("field", ["none", "timestamp", "stream_seq", "type"])

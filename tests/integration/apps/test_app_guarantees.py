@@ -43,7 +43,7 @@ async def start_worker(server: NatsServer, log: Path, crash: str = "") -> asynci
 
 async def state_of(js: JetStream, store: HandlerStore, log: Path) -> str:
     """What is left to do, for a test that has waited for too long."""
-    parts = [f"{each.letter.origin.sequence} {each.letter.status}" async for each in store.all_letters()]
+    parts = [f"{each.letter.origin.sequence} {each.letter.status}" async for each in store.all_dead_letters()]
     parts += [f"{key} = {(await store.records.get(key)).value!r}" async for key in store.records.keys(">")]
     for name in (APP.stream, APP.spec.retry_stream):
         stream = await js.stream(name)
@@ -65,11 +65,11 @@ CRASHES = [
     "after WriteAttempts",
     "after DropAttempts",
     "after WriteSchedule",
-    "after WriteLetter",
+    "after WriteDeadLetter",
     "before Acknowledge",
     "after Acknowledge",
-    "before CloseLetter",
-    "after CloseLetter",
+    "before CloseDeadLetter",
+    "after CloseDeadLetter",
     "after RequestRedrive",
     "before DropParked",
     "after DropParked",
@@ -98,7 +98,7 @@ async def test_a_worker_killed_at_any_step_loses_and_doubles_nothing(
                 process = await start_worker(server, log)
             if not await is_settled(js, APP, "shipping"):
                 return False
-            letters = [each async for each in store.all_letters()]
+            letters = [each async for each in store.all_dead_letters()]
             if not redriven and letters:
                 redriven = True
                 (tmp_path / "log.mended").touch()

@@ -21,6 +21,7 @@ from jetspark.aio.jetstream import JetStream
 from jetspark.app import App, Context, Event, Retry, Skip, encode
 from jetspark.app.clock import utc_now
 from jetspark.app.replay import (
+    HandlerReplayOptions,
     HandlerReplayPlan,
     ReplayRequest,
     plan_handler_replay,
@@ -141,13 +142,13 @@ async def test_with_effects_what_is_recorded_is_not_repeated(server: NatsServer,
     ledger = await totals(js)
     charged = list(shop.charged)
 
-    done = await replay_handler(js, shop.app, "billing", effects=True)
+    done = await replay_handler(js, shop.app, "billing", options=HandlerReplayOptions(effects=True))
 
     assert (done.done, done.skipped, done.published) == (9, 1, {})
     assert shop.charged == [*charged, "new"]
     # Events that were published before have the same ids, and are stored once.
     assert (await (await js.stream("SHOP")).info()).state.messages == before + 1
-    await replay_handler(js, shop.app, "ledger", effects=True)
+    await replay_handler(js, shop.app, "ledger", options=HandlerReplayOptions(effects=True))
     assert await totals(js) == ledger
     assert (await (await js.kv("ledger")).get("new")).value == b"70"
 
@@ -155,7 +156,7 @@ async def test_with_effects_what_is_recorded_is_not_repeated(server: NatsServer,
 async def test_a_replay_that_was_killed_is_resumed_and_counts_each_event_once(
     server: NatsServer, js: JetStream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jetspark.app.replay.handlers.PORTION", 4)
+    monkeypatch.setattr("jetspark.app.replay.handler_replay.PORTION", 4)
     shop = Shop()
     await handled_live(server, js, shop)
     shop.seen.clear()
@@ -168,10 +169,12 @@ async def test_a_replay_that_was_killed_is_resumed_and_counts_each_event_once(
     [record] = await read_handler_records(await js.kv("shop_handlers"), "billing")
     assert (record.status, record.at, record.events) == ("running", 4, 4)
     with pytest.raises(ConfigError, match="it was begun without effects"):
-        await replay_handler(js, shop.app, "billing", resume=record.id, effects=True)
+        await replay_handler(js, shop.app, "billing", options=HandlerReplayOptions(resume=record.id, effects=True))
 
     plans: list[HandlerReplayPlan] = []
-    done = await replay_handler(js, shop.app, "billing", resume=record.id, on_plan=plans.append)
+    done = await replay_handler(
+        js, shop.app, "billing", options=HandlerReplayOptions(resume=record.id), on_plan=plans.append
+    )
 
     assert (done.id, done.events, done.done, done.skipped, done.status) == (record.id, 9, 8, 1, "done")
     [left] = plans
@@ -179,7 +182,7 @@ async def test_a_replay_that_was_killed_is_resumed_and_counts_each_event_once(
     assert done.outline == record.outline
     assert (done.outline["subjects"], done.outline["deleted"]) == (["orders.*.paid"], 0)
     with pytest.raises(ConfigError, match="it is done already"):
-        await replay_handler(js, shop.app, "billing", resume=record.id)
+        await replay_handler(js, shop.app, "billing", options=HandlerReplayOptions(resume=record.id))
 
 
 @pytest.mark.parametrize("cut_after", [40_000, 130_000])  # among the only portion, or the first of several
@@ -301,7 +304,7 @@ async def test_an_event_whose_handler_cancels_itself_or_takes_too_long_has_faile
 
     await set_up(js, app)
     await publish(js, app, *(Paid(order_id="o", cents=n) for n in range(3)))
-    done = await replay_handler(js, app, "billing", effects=effects)
+    done = await replay_handler(js, app, "billing", options=HandlerReplayOptions(effects=effects))
     assert (done.events, done.done, done.failed) == (3, 1, 2)
     assert [each["error"].partition(":")[0] for each in done.failures] == ["CancelledError", "HandlerTimeout"]
 
@@ -321,7 +324,7 @@ async def test_what_is_gone_or_cannot_be_held_back_is_refused(server: NatsServer
     assert "no replay sees them; in this range 6" in str(plan)
     assert (plan.to_dict()["subjects"], plan.to_dict()["gaps"]) == (["orders.o-1.*"], [[6, 6]])
     with pytest.raises(ConfigError, match="a batch handler has no context"):
-        await replay_handler(js, shop.app, "report", effects=True)
+        await replay_handler(js, shop.app, "report", options=HandlerReplayOptions(effects=True))
     with pytest.raises(ConfigError, match=r"keys=\(7,\): expected texts, as ctx.key has them"):
         await replay_handler(js, shop.app, "billing", ReplayRequest(keys=(7,)))
     with pytest.raises(ConfigError, match="it has billing, ledger, report"):

@@ -16,11 +16,11 @@ from support.apps import is_settled, publish, running, set_up, until
 from jetspark.aio.consumer import Consumer
 from jetspark.aio.jetstream import JetStream
 from jetspark.app import App, Context, Event, Reject, Retry, RetryIn, Skip, upcast
-from jetspark.app.dead_letters.redriving import LetterFilter, run_redrive
+from jetspark.app.dead_letters.redriving import DeadLetterFilter, run_redrive
 from jetspark.app.handlers.handler_store import HandlerStore
 from jetspark.app.handlers.inheritance import tidy_retries
 from jetspark.app.handlers.intake import Intake
-from jetspark.app.replay import replay_handler
+from jetspark.app.replay import HandlerReplayOptions, replay_handler
 from jetspark.app.topology.names import partition_stream
 from jetspark.errors import TopologyDrift
 from jetspark.server import NatsServer
@@ -115,7 +115,7 @@ async def test_a_reject_inside_a_task_group_is_a_dead_letter_at_once(server: Nat
     async with running(app, server.url):
         store = await HandlerStore.open(js, app.name, "billing")
         await until(lambda: is_settled(js, app, "billing"))
-        [letter] = [each.letter async for each in store.all_letters()]
+        [letter] = [each.letter async for each in store.all_dead_letters()]
     assert attempts == [1]
     assert letter.cause is not None
     assert (letter.cause.error.rpartition(".")[2], letter.cause.message) == ("Reject", "no such card")
@@ -141,7 +141,7 @@ async def test_a_key_keeps_its_order_through_short_and_long_retries(server: Nats
         await until(lambda: len(done) == 9)
         await until(lambda: is_settled(js, app, "billing"))
         store = await HandlerStore.open(js, app.name, "billing")
-        assert [letter async for letter in store.all_letters()] == []
+        assert [letter async for letter in store.all_dead_letters()] == []
         assert [key async for key in store.records.keys(">")] == []
     for key in "abc":
         assert [number for found, number in done if found == key] == [0, 1, 2]
@@ -163,7 +163,7 @@ async def test_a_rejected_event_parks_its_key_until_it_is_redriven(server: NatsS
     async with running(app, server.url):
         await until(lambda: is_settled(js, app, "billing"))
         assert sorted(done) == [("a", 0, 0), ("b", 0, 0)]
-        letters = [each.letter async for each in store.all_letters()]
+        letters = [each.letter async for each in store.all_dead_letters()]
         assert sorted(
             (each.key, each.origin.sequence, each.status, each.behind, each.attempts) for each in letters
         ) == [
@@ -179,20 +179,20 @@ async def test_a_rejected_event_parks_its_key_until_it_is_redriven(server: NatsS
             "ValueError",
         }
         # Redriven without being mended: one letter still.
-        [first] = [each async for each in store.all_letters(key="a") if each.letter.status == "open"]
+        [first] = [each async for each in store.all_dead_letters(key="a") if each.letter.status == "open"]
         await store.request(first)
         await store.request(first)
         await until(lambda: is_settled(js, app, "billing"))
-        [again] = [each async for each in store.all_letters(key="a") if each.letter.status == "open"]
+        [again] = [each async for each in store.all_dead_letters(key="a") if each.letter.status == "open"]
         assert (again.letter.redrives, again.letter.origin) == (1, first.letter.origin)
         is_mended = True
         await store.request(again)
         await until(lambda: len(done) == 5)
-        [other] = [each async for each in store.all_letters(key="b") if each.letter.status == "open"]
+        [other] = [each async for each in store.all_dead_letters(key="b") if each.letter.status == "open"]
         assert await store.discard(other)
         await until(lambda: len(done) == 7)
         await until(lambda: is_settled(js, app, "billing"))
-        assert [each async for each in store.all_letters()] == []
+        assert [each async for each in store.all_dead_letters()] == []
         await publish(js, app, Paid(order_id="a", number=9), Paid(order_id="b", number=9))
         await until(lambda: len(done) == 9)
     assert [(number, redrives) for key, number, redrives in done if key == "a"] == [
@@ -222,7 +222,7 @@ async def test_what_is_no_event_is_told_apart_and_ends_in_the_dead_letters(serve
         await until(lambda: done == ["x"])
         await until(lambda: is_settled(js, app, "billing"))
     store = await HandlerStore.open(js, app.name, "billing")
-    letters = sorted([each.letter async for each in store.all_letters()], key=lambda each: each.origin.sequence)
+    letters = sorted([each.letter async for each in store.all_dead_letters()], key=lambda each: each.origin.sequence)
     assert [(each.key, each.status, each.attempts, each.data, each.headers["Number"]) for each in letters] == [
         (f"o-{number}", "open", 1, data, f"m-{number}") for number, (_, data) in enumerate(broken.BROKEN.values())
     ]
@@ -272,7 +272,7 @@ async def test_an_event_that_cannot_be_read_parks_its_key_until_newer_code_has_h
     async with running(new, server.url):
         await until(lambda: is_settled(js, new, "billing"))
         assert len(done) == 3
-        progress = await run_redrive(js, new, LetterFilter(), wait_s=60.0)
+        progress = await run_redrive(js, new, DeadLetterFilter(), wait_s=60.0)
         assert str(progress.results) == "3 handled, 0 failed again, 0 waiting"
         await publish(js, new, NewPaid(order_id="x", number=4))
         await until(lambda: len(done) == 7)
@@ -385,7 +385,7 @@ async def test_a_batch_is_one_call_and_one_that_fails_is_tried_event_by_event(
     assert batches[2:6] == [[4], [5], [6], [7]]
     assert sorted({number for batch in batches for number in batch}) == list(range(10))
     store = await HandlerStore.open(js, app.name, "report")
-    letters = [each.letter async for each in store.all_letters()]
+    letters = [each.letter async for each in store.all_dead_letters()]
     assert sorted((each.origin.sequence, each.cause.error.rsplit(".", 1)[-1]) for each in letters if each.cause) == [
         (6, "ValueError"),
         (11, "NotJson"),
@@ -436,7 +436,7 @@ async def test_a_handler_of_several_subjects_reads_its_own_stream_whole_and_pass
         assert (await consumer.info()).config.filter_subject == ">"
     assert seen == [*(f"Paid o{number}" for number in range(20)), "Billed o1"]
     assert not (await (await js.stream(app.spec.dead_letter_stream)).info()).state.messages
-    done = await replay_handler(js, app, "billing", effects=True)
+    done = await replay_handler(js, app, "billing", options=HandlerReplayOptions(effects=True))
     assert (done.done, done.failed) == (21, 0)
 
 

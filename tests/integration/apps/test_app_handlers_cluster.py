@@ -13,7 +13,7 @@ import jetspark
 from jetspark import Consumer, Stream, StreamConfig
 from jetspark.aio.jetstream import JetStream
 from jetspark.app import App, Event, Reject, Retry, RetryIn
-from jetspark.app.dead_letters.redriving import LetterFilter, read_letters, run_redrive
+from jetspark.app.dead_letters.redriving import DeadLetterFilter, read_dead_letters, run_redrive
 from jetspark.errors import JetSparkError
 from jetspark.server import NatsCluster
 
@@ -84,7 +84,7 @@ async def test_a_node_that_dies_takes_no_retry_and_no_letter_with_it(lost: str) 
 
             async def has_letters() -> bool:
                 try:
-                    letters = await read_letters(js, app, LetterFilter())
+                    letters = await read_dead_letters(js, app, DeadLetterFilter())
                     assert (await app.plan(alive, request_timeout_s=10.0)).is_empty
                 except JetSparkError as error:
                     if not error.may_pass:
@@ -94,7 +94,7 @@ async def test_a_node_that_dies_takes_no_retry_and_no_letter_with_it(lost: str) 
 
             await until(has_letters)
             async with running(app, alive, request_timeout_s=10.0):
-                progress = await run_redrive(js, app, LetterFilter(), wait_s=120.0)
+                progress = await run_redrive(js, app, DeadLetterFilter(), wait_s=120.0)
                 assert progress.results is not None
                 assert (progress.results.handled, progress.results.failed) == (EVENTS // 3, 0)
                 await until(lambda: is_settled(js, app, "billing"))

@@ -10,7 +10,7 @@ from support.header_blocks import BLOCKS, publish_block
 
 from jetspark.aio.jetstream import JetStream
 from jetspark.app import App, Event, Reject, Retry
-from jetspark.app.dead_letters.redriving import LetterFilter, read_letters, run_redrive
+from jetspark.app.dead_letters.redriving import DeadLetterFilter, read_dead_letters, run_redrive
 from jetspark.core.headers import readable
 from jetspark.server import NatsServer
 
@@ -43,7 +43,7 @@ async def test_a_message_with_any_block_of_headers_is_handled_or_a_letter(
         publish_block(server.port, f"orders.junk-{name}.paid", block, b"junk")
 
     async def letters() -> list[Any]:
-        return [each.letter for each in await read_letters(js, app, LetterFilter())]
+        return [each.letter for each in await read_dead_letters(js, app, DeadLetterFilter())]
 
     async def are_all_letters() -> bool:
         return len(await letters()) == 2 * len(BLOCKS)
@@ -56,7 +56,7 @@ async def test_a_message_with_any_block_of_headers_is_handled_or_a_letter(
                 assert letter.headers == readable(BLOCKS[name])
             assert (letter.status, letter.behind) == ("open", None)
         is_mended = True
-        await run_redrive(js, app, LetterFilter.parse(None, ["error=Reject"]))
+        await run_redrive(js, app, DeadLetterFilter.parse(None, ["error=Reject"]))
         await until(lambda: sorted(done) == sorted(BLOCKS))
         await publish(js, app, Paid(order_id="next"))
         await until(lambda: "next" in done)
@@ -101,4 +101,4 @@ async def test_a_projection_goes_on_behind_a_message_with_any_block_of_headers(
         assert await client.view("seen").get("last", at_least=2 * len(BLOCKS) + 1, timeout=60.0) is not None
         for name in BLOCKS:
             assert await client.view("seen").get(name) is not None
-    assert len(await read_letters(js, app, LetterFilter())) == len(BLOCKS)
+    assert len(await read_dead_letters(js, app, DeadLetterFilter())) == len(BLOCKS)

@@ -12,7 +12,13 @@ import jetspark
 from jetspark import StreamConfig
 from jetspark.aio.jetstream import JetStream
 from jetspark.app import App, Context, Event, Reject, Retry, RetryIn
-from jetspark.app.dead_letters.redriving import LetterFilter, discard_letters, read_letters, run_redrive, with_event
+from jetspark.app.dead_letters.redriving import (
+    DeadLetterFilter,
+    discard_dead_letters,
+    read_dead_letters,
+    run_redrive,
+    with_event,
+)
 from jetspark.app.handlers.handler_store import HandlerStore
 from jetspark.server import NatsServer
 
@@ -31,7 +37,7 @@ def new_app(retention: Literal["limits", "workqueue"] = "limits") -> App:
 async def left(js: JetStream, app: App) -> dict[str, int]:
     """What the dead-letter stream has besides the marks of closed letters."""
     subjects = (await (await js.stream(app.spec.dead_letter_stream)).info(subjects_filter=">")).state.subjects or {}
-    open_ones = {each.subject for each in await read_letters(js, app, LetterFilter())}
+    open_ones = {each.subject for each in await read_dead_letters(js, app, DeadLetterFilter())}
     return {name: count for name, count in subjects.items() if name.endswith(".event") or name in open_ones}
 
 
@@ -55,14 +61,14 @@ async def test_a_letter_keeps_an_event_of_any_size(
     await js.publish("large.a", body % text, headers={"Shade": ["red", "blue"]})
     async with running(app, server.url):
         await until(lambda: is_settled(js, app, "large"))
-        [stored] = await read_letters(js, app, LetterFilter())
+        [stored] = await read_dead_letters(js, app, DeadLetterFilter())
         assert (stored.letter.status, stored.letter.data) == ("open", b"")
         whole = (await with_event(js, app, stored)).letter
         assert (whole.data, whole.headers.get_all("Shade")) == (body % text, ["red", "blue"])
         assert len(await left(js, app)) == 2
-        await run_redrive(js, app, LetterFilter(), wait_s=60.0)  # it fails again
+        await run_redrive(js, app, DeadLetterFilter(), wait_s=60.0)  # it fails again
         is_mended = True
-        await run_redrive(js, app, LetterFilter(), wait_s=60.0)
+        await run_redrive(js, app, DeadLetterFilter(), wait_s=60.0)
         await until(lambda: is_settled(js, app, "large"))
     assert done == [len(text)]
     assert await left(js, app) == {}
@@ -85,7 +91,7 @@ async def test_a_retry_keeps_an_event_of_any_size(server: NatsServer, js: JetStr
         await until(lambda: len(sizes) == 3)
         await until(lambda: is_settled(js, app, "large"))
         assert len(await left(js, app)) == (2 if outcome == "discarded" else 0)
-        await discard_letters(js, app, LetterFilter())
+        await discard_dead_letters(js, app, DeadLetterFilter())
     assert sizes == [len(text)] * 3
     assert await left(js, app) == {}
 
@@ -101,7 +107,7 @@ async def test_headers_as_large_as_the_server_takes_them_are_kept(server: NatsSe
     await js.publish("large.a", b"junk", headers={"Shade": shade})
     async with running(app, server.url):
         await until(lambda: is_settled(js, app, "large"))
-    [stored] = await read_letters(js, app, LetterFilter())
+    [stored] = await read_dead_letters(js, app, DeadLetterFilter())
     whole = (await with_event(js, app, stored)).letter
     assert (whole.data, whole.headers["Shade"], whole.key) == (b"junk", shade, "a")
 
@@ -119,7 +125,7 @@ async def test_a_letter_is_stored_where_the_server_takes_little() -> None:
         await publish(js, app, Large(name="a", text="x" * 3500))
         async with running(app, server.url):
             await until(lambda: is_settled(js, app, "large"))
-        [stored] = await read_letters(js, app, LetterFilter())
+        [stored] = await read_dead_letters(js, app, DeadLetterFilter())
         assert stored.letter.cause is not None
         assert stored.letter.cause.message.startswith("\U0001f600")
         assert len((await with_event(js, app, stored)).letter.data) > 3500
@@ -139,20 +145,20 @@ async def test_an_event_that_is_nowhere_any_more_stays_a_letter_that_says_so(ser
     await publish(js, app, Large(name="first", text="x" * (MAX_PAYLOAD - 450)))
     async with running(app, server.url):
         await until(lambda: is_settled(js, app, "large"))
-    [stored] = await read_letters(js, app, LetterFilter())
+    [stored] = await read_dead_letters(js, app, DeadLetterFilter())
     store = await HandlerStore.open(js, app.name, "large")
     old = dataclasses.replace(stored.letter, apart=None)
-    await store.letters.purge()
+    await store.dead_letters.purge()
     await js.publish(stored.subject, b"", headers=old.to_headers())
     await js.delete_stream("LARGE")
     await set_up(js, app)
     await publish(js, app, Large(name="second", text=""))  # in the place of the first
     async with running(app, server.url):
         await until(lambda: done == ["second"])
-        progress = await run_redrive(js, app, LetterFilter(), wait_s=60.0)
+        progress = await run_redrive(js, app, DeadLetterFilter(), wait_s=60.0)
     assert progress.results is not None
     assert progress.results.failed == 1
-    [again] = await read_letters(js, app, LetterFilter())
+    [again] = await read_dead_letters(js, app, DeadLetterFilter())
     assert again.letter.cause is not None
     assert "its body is lost" in again.letter.cause.message
     assert done == ["second"]

@@ -13,7 +13,7 @@ from support.apps import publish, running, set_up, until
 import jetspark
 from jetspark.aio.jetstream import JetStream
 from jetspark.app import App, Breaker, Context, Event, Reject, Retry, RetryIn
-from jetspark.app.dead_letters.redriving import LetterFilter, run_redrive
+from jetspark.app.dead_letters.redriving import DeadLetterFilter, run_redrive
 from jetspark.app.handlers.consumers import consumers_of
 from jetspark.app.handlers.handler_store import HandlerStore
 from jetspark.app.handlers.inheritance import tidy_copies
@@ -120,7 +120,7 @@ async def test_retries_parked_keys_and_redrives_stay_in_their_partition(server: 
         await publish(js, app, *(Moved(name=name, number=n) for n in range(4) for name in ("later", "poison", "fine")))
         await until(lambda: [number for name, number in done if name == "later"] == [0, 1, 2, 3])
         await until(lambda: are_done(js, app, "m"))
-        letters = [each.letter async for each in store.all_letters()]
+        letters = [each.letter async for each in store.all_dead_letters()]
         assert {(each.key, each.status, each.origin.stream) for each in letters} == {
             ("poison", "open", "MOVING"),
             ("poison", "behind", "MOVING"),
@@ -128,10 +128,10 @@ async def test_retries_parked_keys_and_redrives_stay_in_their_partition(server: 
         assert {each.subject for each in letters} == {"moves.poison.moved"}
         assert not any(name.lower().startswith("nats-stream") for each in letters for name in each.headers)
         mended = True
-        await run_redrive(js, app, LetterFilter())
+        await run_redrive(js, app, DeadLetterFilter())
         await until(lambda: [number for name, number in done if name == "poison"] == [0, 1, 2, 3])
         await until(lambda: are_done(js, app, "m"))
-    assert [each async for each in store.all_letters()] == []
+    assert [each async for each in store.all_dead_letters()] == []
     assert [number for name, number in done if name == "fine"] == [0, 1, 2, 3]
 
 
@@ -273,7 +273,7 @@ async def test_what_is_given_back_before_it_began_is_no_attempt(
         await until(lambda: are_done(js, app, "m"))
     assert sorted(done) == [f"k{number}" for number in range(6)]
     store = await HandlerStore.open(js, app.name, "m")
-    assert [each async for each in store.all_letters()] == []
+    assert [each async for each in store.all_dead_letters()] == []
 
 
 @pytest.mark.parametrize("partitions", [None, 4])
@@ -310,7 +310,7 @@ async def test_an_event_that_was_given_back_has_all_its_attempts(
         await until(lambda: are_done(js, app, "m"))
     assert {name: starts.count(name) for name in failing} == dict.fromkeys(failing, 3)
     store = await HandlerStore.open(js, app.name, "m")
-    assert {each.letter.attempts async for each in store.all_letters()} == {3}
+    assert {each.letter.attempts async for each in store.all_dead_letters()} == {3}
 
 
 async def test_copies_are_removed_once_every_partition_has_settled_them_but_for_the_last(js: JetStream) -> None:

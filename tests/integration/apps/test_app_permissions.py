@@ -36,8 +36,8 @@ from jetspark.app.client import BulkPublisher
 from jetspark.app.dead_letters.access import AppDeadLetters, ScheduledRetries
 from jetspark.app.entities.entities import Entities, EntityChange, EntityChanges
 from jetspark.app.projections.views import View, ViewReplica
-from jetspark.app.replay import rebuild, verify
-from jetspark.app.stored_events import DeadEvent
+from jetspark.app.replay import RebuildOptions, VerifyOptions, rebuild, verify
+from jetspark.app.stored_events import StoredEvent
 from jetspark.app.timers import Timers
 from jetspark.app.topology.names import escape_token
 from jetspark.app.workflows.runs import WorkflowRuns
@@ -353,7 +353,7 @@ CALLS: dict[str, tuple[str, tuple[str, ...], Act]] = {
     "verify": (
         "`verify(js, app, projection)`",
         (),
-        lambda client, order: verify(client.js, shop(), "status", wait_s=0.0),
+        lambda client, order: verify(client.js, shop(), "status", VerifyOptions(wait_s=0.0)),
     ),
     "rebuild": ("`rebuild(js, app, projection)`", (), lambda client, order: rebuild(client.js, shop(), "status")),
     "dead_letters.get": ("`dead_letters.get(number)`", (), lambda client, order: client.dead_letters.get(1)),
@@ -419,7 +419,7 @@ ELSEWHERE = {
     "dead_letters.redrive": "`dead_letters.redrive(handler=)`",
     "retries.now": "`retries.now(handler=)`, `cancel(handler=)`",
     "retries.cancel": "`retries.now(handler=)`, `cancel(handler=)`",
-    "rebuild swap": "`rebuild(js, app, projection, swap_in=True)`",
+    "rebuild swap": "`rebuild(js, app, projection, RebuildOptions(swap=True))`",
 }
 """The rows of calls that have tests of their own below."""
 
@@ -543,11 +543,14 @@ async def test_retries_are_hurried_and_cancelled_with_the_rights_of_the_page_alo
 
 async def test_a_rebuild_is_swapped_in_with_the_rights_of_the_page_alone(fresh: Shop) -> None:
     table = client_rows()
-    needed = [*table["`rebuild(js, app, projection)`"], *table["`rebuild(js, app, projection, swap_in=True)`"]]
+    needed = [
+        *table["`rebuild(js, app, projection)`"],
+        *table["`rebuild(js, app, projection, RebuildOptions(swap=True))`"],
+    ]
     rights = [filled(each, **OF_CALL) for each in needed]
 
     async def swap(client: AppClient) -> Any:
-        return await rebuild(client.js, fresh.app, "status", swap_in=True)
+        return await rebuild(client.js, fresh.app, "status", RebuildOptions(swap=True))
 
     async with fresh.app.connect(fresh.url) as admin, fresh.working("status"):
         ack = await admin.publish(Placed(order_id="o-1"))
@@ -895,7 +898,7 @@ async def test_what_the_code_of_a_handler_may_not_publish_is_a_dead_letter_at_on
         assert not worker.done(), worker.exception()
         letters = await client.js.stream("SHOP_DLQ")
         [message] = [each async for each in letters.get_messages(1, subject=f"dlq.shop.{name}.{order}.>")]
-        letter = DeadEvent.of(message.headers, message.data)
+        letter = StoredEvent.of(message.headers, message.data)
         assert letter.cause is not None
         assert letter.cause.error.endswith("PermissionDenied")
         assert f"'{missing[:-1]}" in letter.cause.message

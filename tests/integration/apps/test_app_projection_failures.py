@@ -32,13 +32,13 @@ import jetspark
 from jetspark import KVConfig, StreamRecreated
 from jetspark.aio.jetstream import JetStream
 from jetspark.app import App, Event
-from jetspark.app.dead_letters.redriving import LetterFilter, read_letters
-from jetspark.app.projections.buckets import ProjectionPlace, open_records, swap
-from jetspark.app.projections.live import LiveOptions
-from jetspark.app.projections.marks import FOREIGN, Mark, position_key
+from jetspark.app.dead_letters.redriving import DeadLetterFilter, read_dead_letters
+from jetspark.app.projections.bucket_refs import BucketRef, open_records, swap
+from jetspark.app.projections.live_options import LiveOptions
 from jetspark.app.projections.positions import FoldPosition, position_change
 from jetspark.app.projections.projection_worker import ProjectionWorker
-from jetspark.app.replay import rebuild, verify
+from jetspark.app.projections.state_header import FOREIGN, Mark, position_key
+from jetspark.app.replay import RebuildOptions, rebuild, verify
 from jetspark.errors import DataLoss, StateParked, UsageError, WrongLastSequence
 from jetspark.server import NatsServer
 from jetspark.state.changes import Change, header_fields
@@ -93,7 +93,7 @@ async def test_a_worker_that_is_killed_anywhere_changes_no_byte(server: NatsServ
         await end(process)
     assert await is_folded(js, app)
     _, letters = folded(app, await in_stream(js, app))
-    found = await read_letters(js, app, LetterFilter())
+    found = await read_dead_letters(js, app, DeadLetterFilter())
     assert [each.letter.origin.sequence for each in found] == letters
 
 
@@ -176,14 +176,14 @@ async def test_a_stream_that_was_made_anew_is_an_error_that_says_what_to_do(serv
     async with asyncio.timeout(30):
         with pytest.raises((StreamRecreated, jetspark.StreamNotFound)):
             await task
-    with pytest.raises(UsageError, match=r"its position means nothing there. Rebuild it .*, or delete the bucket"):
+    with pytest.raises(UsageError, match=r"its position is not valid there. Rebuild it .*, or delete the bucket"):
         await app.run(server.url, live=QUICK)
 
 
 async def test_code_of_another_version_refuses_to_run(server: NatsServer, js: JetStream) -> None:
     app = bank()
     await set_up(js, app)
-    await swap(await open_records(js, app.name), app.projections["moves"], ProjectionPlace("bank_moves", 2), revision=0)
+    await swap(await open_records(js, app.name), app.projections["moves"], BucketRef("bank_moves", 2), revision=0)
     with pytest.raises(UsageError, match=r"'moves' is at version 2 .*this code is version 1: rebuild"):
         await app.run(server.url, live=QUICK)
 
@@ -202,7 +202,7 @@ async def test_a_value_of_another_program_is_left_alone_and_told(
             await (await js.kv("bank_balances")).put("b", b"mine, too")
             await publish(js, app, Moved(source="c", target="b", cents=1), Opened(account="c"))
             await until(lambda: _has(kv, "c"))
-            await until(lambda: "key b is parked" in caplog.text)
+            await until(lambda: "key b is stuck" in caplog.text)
     assert (await kv.get("a")).value == b"mine"
     assert (await kv.get("b")).value == b"mine, too"
     assert "written by another program" in caplog.text
@@ -435,7 +435,7 @@ async def test_a_worker_that_cannot_load_a_state_says_so(
         await js.delete_kv("bank_balances")
         await publish(js, app, Opened(account="b"))
         await until(lambda: "cannot be loaded" in caplog.text)
-        assert "bucket bank_balances: 1 state cannot be loaded: nobody answers on" in caplog.text
+        assert "bucket bank_balances: 1 state cannot be loaded: no answer on" in caplog.text
         assert "`jetspark apply`" in caplog.text
         await set_up(js, app)
         await until(lambda: is_folded(js, app))
@@ -484,7 +484,7 @@ async def test_a_state_that_is_larger_than_this_server_takes_parks_its_key_and_n
             assert await notes.view("notes").get("large", as_of=4) == kept
         for name in ("notes", "copies"):
             assert (await verify(js, app, name)).is_equal
-        await rebuild(js, app, "notes", swap_in=True)
+        await rebuild(js, app, "notes", RebuildOptions(swap=True))
         assert (await verify(js, app, "notes")).parked == 1
 
 

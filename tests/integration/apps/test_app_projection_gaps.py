@@ -13,8 +13,8 @@ from support.mixed import Counted, Due, Paid, app, pay, timed, touch
 from jetspark.aio.jetstream import JetStream
 from jetspark.app import App
 from jetspark.app.client import AppClient
-from jetspark.app.projections.live import LiveOptions
-from jetspark.app.replay import ReplayRequest, plan_replay, rebuild, replay_handler, run_replay, verify
+from jetspark.app.projections.live_options import LiveOptions
+from jetspark.app.replay import RebuildOptions, ReplayRequest, plan_replay, rebuild, replay_handler, run_replay, verify
 from jetspark.app.replay.history import History
 from jetspark.app.stream_history import StreamHistory
 from jetspark.errors import DataLoss
@@ -121,7 +121,7 @@ async def test_a_whole_history_is_replayed_rebuilt_and_read_as_of_a_sequence(
     assert (await plan_replay(js, app, "sums", ReplayRequest(from_seq=1))).events == 3
     assert (await run_replay(js, app, "sums")).events == 3
     assert (await replay_handler(js, app, "note")).done == 3
-    outcome = await rebuild(js, app, "sums", check=True, swap_in=True)
+    outcome = await rebuild(js, app, "sums", RebuildOptions(check=True, swap=True))
     assert outcome.is_swapped
     await touch(mixed, "a", 10)
     async with running(app, server.url, live=QUICK):  # it goes on in the new bucket
@@ -137,8 +137,8 @@ async def test_states_that_go_while_a_history_is_read_are_no_lost_events(
     await pay(mixed, "b", 1, 2)
     head = StreamHistory.head
 
-    async def head_and_touch(self: StreamHistory, witness: int | None = None) -> Any:
-        found = await head(self, witness)
+    async def head_and_touch(self: StreamHistory, anchor_sequence: int | None = None) -> Any:
+        found = await head(self, anchor_sequence)
         await touch(mixed, "a")
         return found
 

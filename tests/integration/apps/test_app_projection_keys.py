@@ -12,8 +12,8 @@ from support.apps import publish, running, set_up, until
 
 from jetspark.aio.jetstream import JetStream
 from jetspark.app import App, Event, LiveOptions, Window
-from jetspark.app.dead_letters.redriving import LetterFilter, read_letters
-from jetspark.app.replay import ReplayRequest, plan_replay, rebuild, repair_keys, run_replay, verify
+from jetspark.app.dead_letters.redriving import DeadLetterFilter, read_dead_letters
+from jetspark.app.replay import RebuildOptions, ReplayRequest, plan_replay, rebuild, repair_keys, run_replay, verify
 from jetspark.app.testing import TestApp
 from jetspark.errors import ConfigError, StateParked
 from jetspark.server import NatsServer
@@ -223,7 +223,7 @@ async def test_copies_and_watches_notice_keys_that_a_swap_has_left_out(server: N
         async with view.replica() as copy:
             assert sorted(copy.keys()) == ["s.1", "s.2", "t"]
             await until(lambda: told == {"s.1": 5, "s.2": 5, "t": 5})
-            assert (await rebuild(js, new, "takings", swap_in=True)).is_swapped
+            assert (await rebuild(js, new, "takings", RebuildOptions(swap=True))).is_swapped
             await until(lambda: sorted(copy.keys()) == ["s", "t"])
             assert copy.position >= 3
             assert (copy.get("s"), copy.get("s.1")) == (10, None)
@@ -274,7 +274,7 @@ async def test_a_key_that_is_too_long_for_the_server_has_a_letter_and_holds_up_n
         for title in long:
             with pytest.raises(ConfigError, match="expected up to 3000"):
                 await view.get(title if window is None else (title, "late"))
-    letters = await read_letters(js, app, LetterFilter())
+    letters = await read_dead_letters(js, app, DeadLetterFilter())
     assert [each.letter.origin.sequence for each in letters] == [1, 2, 3]
     assert (await verify(js, app, "titles")).is_equal
 

@@ -14,10 +14,9 @@ from support.projections import bank, folded, in_buckets, in_stream, some_events
 import jetspark
 from jetspark.aio.jetstream import JetStream
 from jetspark.app import App, LiveOptions
-from jetspark.app.projections.leases import Lease
+from jetspark.app.projections.leases import Lease, all_partitions, partition_lease
 from jetspark.app.projections.projection_worker import ProjectionWorker
-from jetspark.app.projections.shares import all_partitions, partition_lease
-from jetspark.app.replay import rebuild, repair_keys, verify
+from jetspark.app.replay import RebuildOptions, rebuild, repair_keys, verify
 from jetspark.server import NatsServer
 
 OPTIONS = LiveOptions(partitions=4, lease_s=1.0, position_every_s=0.02)
@@ -105,7 +104,7 @@ async def test_a_repair_and_a_swap_reach_every_process(server: NatsServer, js: J
         await until(lambda: is_folded(js, app))
         await repair_keys(js, app, "balances", [f"a{number}" for number in range(12)])
         await publish(js, app, *some_events(rng, 50, accounts=12))
-        done = await rebuild(js, app, "balances", check=True, swap_in=True)
+        done = await rebuild(js, app, "balances", RebuildOptions(check=True, swap=True))
         assert done.is_swapped
         await publish(js, app, *some_events(rng, 50, accounts=12))
         await until(lambda: is_folded(js, app, {"balances": "bank_balances_v1"}))

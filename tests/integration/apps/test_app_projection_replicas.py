@@ -27,10 +27,10 @@ import jetspark.blocking
 from jetspark import KVConfig
 from jetspark.aio.jetstream import JetStream
 from jetspark.app import App, LiveOptions
-from jetspark.app.projections.buckets import open_records
+from jetspark.app.projections.bucket_refs import open_records
 from jetspark.app.projections.leases import Lease
-from jetspark.app.replay import ReplayRequest, rebuild, repair_keys, run_replay, verify
-from jetspark.app.replay.places import noted_position
+from jetspark.app.replay import RebuildOptions, ReplayRequest, rebuild, repair_keys, run_replay, verify
+from jetspark.app.replay.live_bucket import stored_position
 from jetspark.server import NatsServer
 
 # Few keys in the cache: most are loaded again and again.
@@ -55,7 +55,7 @@ def bank(kind: type[Balances] = Balances, version: int = 1) -> App:
 
 async def has_read_all(js: JetStream, app: App) -> bool:
     last = (await (await js.stream("BANK")).info()).state.last_sequence
-    positions = [(await noted_position(js, spec.bucket.bucket)).sequence for spec in app.projections.values()]
+    positions = [(await stored_position(js, spec.bucket.bucket)).sequence for spec in app.projections.values()]
     return min(position or 0 for position in positions) >= last
 
 
@@ -152,7 +152,7 @@ async def test_rebuilds_and_replays_are_right_whatever_replicas_answer(server: N
         done = await run_replay(js, app, BALANCES, ReplayRequest(keys=(healthy[0],)))
         assert done.changed == 1
         assert await is_right(js, app)
-        outcome = await rebuild(js, newer, BALANCES, check=True, swap_in=True)
+        outcome = await rebuild(js, newer, BALANCES, RebuildOptions(check=True, swap=True))
     assert outcome.is_swapped
     assert counts.stale > 1
     expected, _ = folded(newer, await in_stream(js, newer))
@@ -188,7 +188,7 @@ async def test_a_lease_is_kept_and_seized_while_a_replica_is_behind(server: Nats
         assert await lease.seize() == "before"
         for _ in range(20):
             # As if the answer to the last renewal had been lost: it is its own still.
-            await lease._look()
+            await lease._check_owner()
         stale_replica(plain, plain.stream("KV_bank_projections"), 0)
         for _ in range(20):
-            await lease._look()
+            await lease._check_owner()

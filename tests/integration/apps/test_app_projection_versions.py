@@ -10,8 +10,8 @@ from support.projections import Moved, Moves, Opened, bank
 
 from jetspark.aio.jetstream import JetStream
 from jetspark.app import App, LiveOptions
-from jetspark.app.projections.buckets import ProjectionPlace, find_place, open_records, swap
-from jetspark.app.replay import rebuild, verify
+from jetspark.app.projections.bucket_refs import BucketRef, find_bucket, open_records, swap
+from jetspark.app.replay import RebuildOptions, rebuild, verify
 from jetspark.server import NatsServer
 
 
@@ -41,8 +41,8 @@ async def test_a_swap_to_another_version_ends_neither_handlers_nor_the_other_pro
     async with running(old, server.url, live=options) as task, old.connect(server.url) as client:
         await client.view("moves").wait_for("all.1", lambda state: state is not None)
         with caplog.at_level(logging.ERROR, logger="jetspark.app"):
-            assert (await rebuild(js, newer, "moves", swap_in=True)).is_swapped
-            await until(lambda: any("It is left to workers with that code" in each for each in caplog.messages))
+            assert (await rebuild(js, newer, "moves", RebuildOptions(swap=True))).is_swapped
+            await until(lambda: any("leaves it to workers with that code" in each for each in caplog.messages))
         await publish(js, old, Opened(account="c"), Moved(source="a", target="c", cents=3))
         assert await client.view("balances").get("c", at_least=4) is not None
         await until(lambda: handled == ["a", "c"])
@@ -57,7 +57,7 @@ async def test_a_swap_to_another_version_ends_neither_handlers_nor_the_other_pro
             assert (await verify(js, newer, name)).is_equal
         # And back.
         records = await open_records(js, "bank")
-        revision = (await find_place(records, newer.projections["moves"])).revision
-        await swap(records, old.projections["moves"], ProjectionPlace("bank_moves", 1), revision=revision)
+        revision = (await find_bucket(records, newer.projections["moves"])).revision
+        await swap(records, old.projections["moves"], BucketRef("bank_moves", 1), revision=revision)
         await client.view("moves").wait_for("all.0", lambda state: state is not None and state["last"] == 4)
         assert not task.done()

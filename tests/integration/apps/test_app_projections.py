@@ -34,9 +34,9 @@ from jetspark import ConfigError, DataLoss, KVConfig, RequestTimeout
 from jetspark.aio.jetstream import JetStream
 from jetspark.app import App, Event, Window
 from jetspark.app.client import AppClient
-from jetspark.app.dead_letters.redriving import LetterFilter, read_letters
-from jetspark.app.projections.buckets import ProjectionPlace, open_records, swap
-from jetspark.app.projections.live import LiveOptions
+from jetspark.app.dead_letters.redriving import DeadLetterFilter, read_dead_letters
+from jetspark.app.projections.bucket_refs import BucketRef, open_records, swap
+from jetspark.app.projections.live_options import LiveOptions
 from jetspark.app.projections.projection_worker import ProjectionWorker
 from jetspark.app.projections.views import View
 from jetspark.app.replay import verify
@@ -63,7 +63,7 @@ async def test_events_are_folded_into_every_projection(server: NatsServer, js: J
     expected, letters = folded(app, await in_stream(js, app))
     assert await in_buckets(js, app) == expected
     assert parked(expected["balances"])  # some of the events cannot be applied
-    found = await read_letters(js, app, LetterFilter())
+    found = await read_dead_letters(js, app, DeadLetterFilter())
     assert [each.letter.origin.sequence for each in found] == letters
     assert {each.letter.handler for each in found} == {"projections"}
 
@@ -109,7 +109,7 @@ async def test_many_subjects_are_read_by_one_filter_or_none_and_the_rest_is_left
         await until(lambda: _is_at(view, audited.sequence))
         await view.get("nobody", at_least=audited.sequence, timeout=30)
     assert (await verify(js, app, "balances")).is_equal
-    letters = await read_letters(js, app, LetterFilter())
+    letters = await read_dead_letters(js, app, DeadLetterFilter())
     assert not {1, audited.sequence} & {each.letter.origin.sequence for each in letters}
 
 
@@ -441,7 +441,7 @@ async def test_a_view_and_a_worker_follow_a_swap(server: NatsServer, js: JetStre
         ack = await client.publish(Opened(account="a"))
         await view.get("a", at_least=ack.sequence)
         records = await open_records(js, app.name)
-        await swap(records, spec, ProjectionPlace("bank_balances_2", 1), revision=0)
+        await swap(records, spec, BucketRef("bank_balances_2", 1), revision=0)
         ack = await client.publish(Moved(source="b", target="a", cents=7))
         assert (await view.wait_for("a", lambda state: state is not None and state.moves == 1, timeout=20)).cents == 7
         expected, _ = folded(app, await in_stream(js, app))
@@ -483,7 +483,7 @@ async def test_who_watches_follows_a_swap_in_whose_midst_the_server_does_not_ans
                 js.stream = find_while_nobody_answers  # type: ignore[assignment]
                 records = await open_records(other.jetstream(), app.name)
                 with suppress(RequestTimeout):  # it is noted, and the answer may come late
-                    await swap(records, app.projections["balances"], ProjectionPlace("rebuilt", 1), revision=0)
+                    await swap(records, app.projections["balances"], BucketRef("rebuilt", 1), revision=0)
                 await asyncio.sleep(4.0)  # by then the view has waited in vain
                 server.resume()
                 await (await other.jetstream().kv("rebuilt")).put("a", b'{"cents":7}')

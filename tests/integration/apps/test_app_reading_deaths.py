@@ -24,10 +24,10 @@ from jetspark.aio.jetstream import JetStream
 from jetspark.aio.kv import KeyValue
 from jetspark.aio.stream_message import JetStreamMessage
 from jetspark.app import App, Decision, Event, Retry, encode
-from jetspark.app.dead_letters.redriving import LetterFilter, read_letters, run_redrive
+from jetspark.app.dead_letters.redriving import DeadLetterFilter, read_dead_letters, run_redrive
 from jetspark.app.handlers.crash_records import CrashRecords, spans_of
 from jetspark.app.handlers.handler_store import HandlerStore
-from jetspark.app.stored_events import DeadEvent
+from jetspark.app.stored_events import StoredEvent
 from jetspark.server import NatsServer
 
 WORKER = Path(__file__).parent / "reading_worker.py"
@@ -117,13 +117,13 @@ async def test_an_event_that_ends_the_process_while_it_is_read_becomes_a_dead_le
     async def is_over() -> bool:
         assert supervisor.ends <= ATTEMPTS, log.read_text()
         if partitions is not None:
-            settled = {letter.letter.origin.sequence async for letter in store.all_letters()}
+            settled = {letter.letter.origin.sequence async for letter in store.all_dead_letters()}
             return len(done_of(log)) + len(settled) == len(KEYS) * len(NUMBERS)
         return await is_settled(js, app, "reader")
 
     async with supervised(supervisor):
         await until(is_over)
-        letters = {each.letter.origin.sequence: each.letter async for each in store.all_letters()}
+        letters = {each.letter.origin.sequence: each.letter async for each in store.all_dead_letters()}
         poison = next(each for each in letters.values() if each.status == "open")
         assert json.loads(poison.data)["data"] == {"name": POISON[0], "number": POISON[1]}
         is_death = ending == "os._exit"
@@ -140,7 +140,7 @@ async def test_an_event_that_ends_the_process_while_it_is_read_becomes_a_dead_le
 
     # Redriven by code that can read it, it is read, and its key goes on behind it.
     async with supervised(Supervisor(server, log, place, "", partitions)):
-        await run_redrive(js, app, LetterFilter())
+        await run_redrive(js, app, DeadLetterFilter())
         await until(lambda: len(done_of(log)) == len(KEYS) * len(NUMBERS))
     assert set(done_of(log).values()) == {1}
     assert [number for key, number in done_in_order(log) if key == "a"] == list(NUMBERS)
@@ -164,7 +164,7 @@ async def test_an_event_that_was_given_up_and_ends_the_process_while_it_is_read_
 
     async def is_over() -> bool:
         assert supervisor.ends <= 4, log.read_text()  # and three of those who inherit it
-        return "open" in [each.letter.status async for each in store.all_letters()]
+        return "open" in [each.letter.status async for each in store.all_dead_letters()]
 
     async with supervised(supervisor):
         await until(is_over)
@@ -184,7 +184,11 @@ class Seen(Event, type="seen", key="name", subject="seen.{name}"):
     name: str
 
 
-ENDS = {each.__name__: each for each in (SystemExit, GeneratorExit, asyncio.CancelledError)}
+class Panic(BaseException):
+    """Not an ``Exception``, as what an extension written in Rust raises when it panics."""
+
+
+ENDS = {each.__name__: each for each in (SystemExit, GeneratorExit, asyncio.CancelledError, Panic)}
 
 
 def raise_end(name: str) -> None:
@@ -252,8 +256,8 @@ async def test_code_of_the_application_ends_no_worker(url: str, place: str, name
             await until(is_over)
 
 
-async def letters_of(js: JetStream, app: App) -> list[DeadEvent]:
-    return [each.letter for each in await read_letters(js, app, LetterFilter())]
+async def letters_of(js: JetStream, app: App) -> list[StoredEvent]:
+    return [each.letter for each in await read_dead_letters(js, app, DeadLetterFilter())]
 
 
 LEASE_S = 1.0
@@ -303,8 +307,8 @@ async def readers_at(url: str) -> AsyncIterator[tuple[Readers, KeyValue, list[Je
 async def test_only_a_message_that_is_read_alone_is_counted_and_settled_ones_are_forgotten(url: str) -> None:
     async with readers_at(url) as (readers, records, messages):
         first = await readers.new(4, spans_of([4, 1, 2, 3]))
-        await first.note(1)
-        await first.note(2)  # in the same record
+        await first.announce(1)
+        await first.announce(2)  # in the same record
         assert len(await records.snapshot(["reading.>"])) == 1
         await readers.die(first)
         for deaths in (2, 3):  # the third message ends every process
@@ -312,14 +316,14 @@ async def test_only_a_message_that_is_read_alone_is_counted_and_settled_ones_are
             assert [reader.deaths(each) for each in (1, 2, 3, 4)] == [2, 2, deaths, 2]
             assert [reader.died(each) for each in (1, 2, 3, 4)] == [None] * 4
             for sequence in (1, 2, 3):
-                await reader.note(sequence)
+                await reader.announce(sequence)
             await readers.die(reader)
         reader = await readers.new(4)
         died = reader.died(3)
         assert died is not None
         assert died.deaths == 4
         assert [reader.died(each) for each in (1, 2, 4)] == [None] * 3
-        await reader.note(4)
+        await reader.announce(4)
         await reader.close()
         assert [(await readers.new(4)).deaths(4), len(await records.snapshot(["reading.>"]))] == [2, 2]
         for message in messages:
@@ -331,17 +335,17 @@ async def test_only_a_message_that_is_read_alone_is_counted_and_settled_ones_are
 async def test_readers_that_live_count_as_no_death_however_many_read_a_message(url: str) -> None:
     async with readers_at(url) as (readers, _, _):
         group = await readers.new()
-        await group.note(1)
+        await group.announce(1)
         dead = await readers.new()
-        await dead.note(2)
+        await dead.announce(2)
         await readers.die(dead)
         alone = await readers.new()  # one death is known, and the first reader still reads
         assert [alone.deaths(each) for each in (1, 2, 3, 4)] == [2] * 4
-        await alone.note(2)
+        await alone.announce(2)
         for _ in range(3):
             reader = await readers.new()
             assert [reader.died(each) for each in (1, 2, 3, 4)] == [None] * 4
-            await reader.note(2)
+            await reader.announce(2)
         await readers.die(alone)
         assert (await readers.new()).died(2) is not None
 
@@ -349,14 +353,14 @@ async def test_readers_that_live_count_as_no_death_however_many_read_a_message(u
 async def test_a_reader_goes_on_when_another_one_has_removed_its_record(url: str) -> None:
     async with readers_at(url) as (readers, records, _):
         reader = await readers.new()
-        await reader.note(1)
+        await reader.announce(1)
         for remove in (records.purge, records.delete):
             [key] = await records.snapshot(["reading.>"])
             await remove(key)
             await until(lambda: records.snapshot(["reading.>"]))
         [key] = await records.snapshot(["reading.>"])
         await records.purge(key)
-        await reader.note(2)
+        await reader.announce(2)
         await reader.close()
         assert await records.snapshot(["reading.>"]) == {}
 
@@ -364,19 +368,19 @@ async def test_a_reader_goes_on_when_another_one_has_removed_its_record(url: str
 async def test_a_reader_whose_server_was_away_for_longer_than_a_lease_counts_as_no_death(own: NatsServer) -> None:
     async with readers_at(own.url) as (readers, _, _):
         reader, other = await readers.new(), await readers.new()
-        await reader.note(1)
+        await reader.announce(1)
         own.stop()
         await asyncio.sleep(3 * LEASE_S)
         own.start()
         after = await readers.new()
         assert after.deaths(1) == other.deaths(1) == 0
-        await reader.note(2)
+        await reader.announce(2)
 
 
 async def test_a_reader_that_was_taken_for_dead_takes_its_death_back(own: NatsServer) -> None:
     async with readers_at(own.url) as (readers, records, _):
         reader = await readers.new()
-        await reader.note(1)
+        await reader.announce(1)
         [(key, entry)] = (await records.snapshot(["reading.>"])).items()
         dead = json.loads(entry.value) | {"dead": True}
         await records.update(key, json.dumps(dead).encode(), revision=entry.revision)

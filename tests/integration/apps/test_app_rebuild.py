@@ -36,9 +36,20 @@ from jetspark.aio.jetstream import JetStream
 from jetspark.aio.kv import KeyValue
 from jetspark.aio.steps import ProcedureRunner
 from jetspark.app import App
-from jetspark.app.projections.buckets import find_place, open_records
+from jetspark.app.projections.bucket_refs import find_bucket, open_records
 from jetspark.app.projections.leases import Lease, LeaseLost
-from jetspark.app.replay import ReplayRecord, drop_rebuild, read_records, rebuild, repair_keys, run_replay, verify
+from jetspark.app.replay import (
+    RebuildOptions,
+    ReplayOptions,
+    ReplayRecord,
+    VerifyOptions,
+    drop_rebuild,
+    read_records,
+    rebuild,
+    repair_keys,
+    run_replay,
+    verify,
+)
 from jetspark.errors import ConfigError, StreamNotFound, UsageError
 from jetspark.server import NatsServer
 from jetspark.state.store import load
@@ -92,7 +103,7 @@ async def test_a_lease_that_is_seized_is_noticed_and_left(js: JetStream) -> None
     await owner.acquire()
     keeping = asyncio.create_task(owner.keep())
     assert await other.seize() == "owner"
-    with pytest.raises(LeaseLost, match="other has it") as lost:
+    with pytest.raises(LeaseLost, match="owned by other") as lost:
         await asyncio.wait_for(keeping, 15)  # the next renewal is due after 20
     leaving = asyncio.create_task(other.until_left("owner"))
     await owner.leave(lost.value.owner)
@@ -108,7 +119,7 @@ async def test_a_lease_that_is_seized_is_noticed_and_left(js: JetStream) -> None
 async def test_a_parked_key_is_repaired_while_its_events_come(
     server: NatsServer, js: JetStream, monkeypatch: pytest.MonkeyPatch, rounds_beside: int
 ) -> None:
-    monkeypatch.setattr("jetspark.app.replay.repairing.ROUNDS_BESIDE", rounds_beside)
+    monkeypatch.setattr("jetspark.app.replay.key_repair.ROUNDS_BESIDE", rounds_beside)
     app = bank()
     await set_up(js, app)
     await publish(js, app, Opened(account="a"), Opened(account="b"), Moved(source="a", target="b", cents=666))
@@ -141,12 +152,12 @@ async def test_a_rebuild_goes_on_beside_live_traffic_and_is_swapped(server: Nats
     workers = asyncio.create_task(app.run(server.url, only=["balances"]))
     await until(lambda: is_folded(js, app))
     async with traffic(js, app, lambda: some_events(rng, 10)):
-        built = await rebuild(js, newer, "balances", check=True)
+        built = await rebuild(js, newer, "balances", RebuildOptions(check=True))
         assert not built.is_swapped
         assert built.new.bucket == "bank_balances_v2"
         assert built.verification is not None
         assert built.verification.is_equal
-        done = await rebuild(js, newer, "balances", swap_in=True, resume=built.record.id)
+        done = await rebuild(js, newer, "balances", RebuildOptions(swap=True, resume=built.record.id))
     assert done.is_swapped
     assert done.swap_s is not None
     assert done.swap_s < SWAP_S
@@ -156,19 +167,19 @@ async def test_a_rebuild_goes_on_beside_live_traffic_and_is_swapped(server: Nats
     workers.cancel()
     await asyncio.wait([workers])
     records = await open_records(js, "bank")
-    place = (await find_place(records, newer.projections["balances"])).place
+    place = (await find_bucket(records, newer.projections["balances"])).ref
     assert place == ("bank_balances_v2", 2)
     assert (await verify(js, newer, "balances")).is_equal
     with pytest.raises(UsageError, match="is at version 2"):
         await verify(js, app, "balances")
     # The next one is of the same version, and drops the old ones.
-    again = await rebuild(js, newer, "balances", check=True, swap_in=True, drop_old=True, drop_after_s=0.1)
+    again = await rebuild(js, newer, "balances", RebuildOptions(check=True, swap=True, drop_old=True, drop_after_s=0.1))
     assert again.new.bucket == "bank_balances_v2_r1"
     with pytest.raises(StreamNotFound):
         await js.kv("bank_balances_v2")
     assert [record.status for record in await read_records(records, "balances")] == ["swapped", "swapped"]
     with pytest.raises(ConfigError, match="it is swapped already"):
-        await rebuild(js, newer, "balances", resume=built.record.id)
+        await rebuild(js, newer, "balances", RebuildOptions(resume=built.record.id))
 
 
 APP = """
@@ -176,13 +187,13 @@ import asyncio, sys
 sys.path[:0] = {path!r}
 import jetspark
 from support.projections import bank
-from jetspark.app.replay import rebuild, run_replay
+from jetspark.app.replay import RebuildOptions, ReplayOptions, rebuild, run_replay
 
 async def main():
     async with jetspark.connect({url!r}) as client:
         def tell(record):
             print(record.id, record.at, flush=True)
-        await {work}(client.jetstream(), bank(), "balances", rate=400, on_progress=tell)
+        await {work}(client.jetstream(), bank(), "balances", options={options}(rate=400), on_progress=tell)
 
 asyncio.run(main())
 """
@@ -190,7 +201,8 @@ asyncio.run(main())
 
 async def killed(url: str, work: str) -> tuple[str, int]:
     """The id of something that was killed in the middle, and how far it was."""
-    script = APP.format(path=[str(Path(__file__).parents[2])], url=url, work=work)
+    options = "RebuildOptions" if work == "rebuild" else "ReplayOptions"
+    script = APP.format(path=[str(Path(__file__).parents[2])], url=url, work=work, options=options)
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", script, stdout=subprocess.PIPE)
     assert process.stdout is not None
     id, at = "", 0
@@ -210,14 +222,16 @@ async def test_a_rebuild_that_is_killed_goes_on_where_it_was(server: NatsServer,
     assert 0 < at < 1200
     [record] = await read_records(await open_records(js, "bank"), "balances")
     assert (record.status, record.id) == ("running", id)
-    with pytest.raises(ConfigError, match="no record of it"):
-        await rebuild(js, app, "balances", resume="r0")
+    with pytest.raises(ConfigError, match="no job has this id; `jetspark replays` lists the ids"):
+        await rebuild(js, app, "balances", RebuildOptions(resume="r0"))
     with pytest.raises(ConfigError, match=r"version 1 of the projection has begun it, and this is version 2"):
-        await rebuild(js, mended(version=2), "balances", resume=id)
-    with pytest.raises(ConfigError, match="it is a rebuild, expected a replay"):
-        await run_replay(js, app, "balances", resume=id)
+        await rebuild(js, mended(version=2), "balances", RebuildOptions(resume=id))
+    with pytest.raises(ConfigError, match="is a rebuild, not a replay"):
+        await run_replay(js, app, "balances", options=ReplayOptions(resume=id))
     seen: list[int] = []
-    built = await rebuild(js, app, "balances", resume=id, check=True, on_progress=lambda record: seen.append(record.at))
+    built = await rebuild(
+        js, app, "balances", RebuildOptions(resume=id, check=True), on_progress=lambda record: seen.append(record.at)
+    )
     assert min(seen) >= at  # not from the beginning
     assert await is_folded(js, app, "bank_balances_v1")
     assert json.loads(json.dumps(built.to_dict()))["swapped"] is False
@@ -269,7 +283,7 @@ async def test_a_rebuild_that_ends_at_any_of_its_notes_is_resumed_swapped_and_dr
         with monkeypatch.context() as patch:
             dying_at(patch, write, is_written=is_written)
             try:
-                await rebuild(js, app, "balances", swap_in=True, drop_old=True, drop_after_s=0)
+                await rebuild(js, app, "balances", RebuildOptions(swap=True, drop_old=True, drop_after_s=0))
                 break
             except Death:
                 pass
@@ -277,9 +291,11 @@ async def test_a_rebuild_that_ends_at_any_of_its_notes_is_resumed_swapped_and_dr
         for record in new:  # none if it ended before its first note
             known.add(record.id)
             if record.replaced or record.status != "swapped":
-                done = await rebuild(js, app, "balances", swap_in=True, drop_old=True, drop_after_s=0, resume=record.id)
+                done = await rebuild(
+                    js, app, "balances", RebuildOptions(swap=True, drop_old=True, drop_after_s=0, resume=record.id)
+                )
                 assert (done.is_swapped, done.is_old_dropped) == (True, True)
-            place = (await find_place(records, app.projections["balances"])).place
+            place = (await find_bucket(records, app.projections["balances"])).ref
             assert await shadows(js) == [f"KV_{place.bucket}"], f"ended at note {write}"
         assert (await verify(js, app, "balances")).is_equal, f"ended at note {write}"
     assert 8 < write < 49
@@ -287,21 +303,24 @@ async def test_a_rebuild_that_ends_at_any_of_its_notes_is_resumed_swapped_and_dr
 
 
 WRONG: list[tuple[Callable[[JetStream, App], Awaitable[Any]], str]] = [
-    (lambda js, app: verify(js, app, "balances", to_seq=0), "to_seq=0: expected 1 or more"),
-    (lambda js, app: verify(js, app, "balances", to_seq=-5), "to_seq=-5: expected 1 or more"),
-    (lambda js, app: verify(js, app, "balances", cache_keys=0), "cache_keys=0: expected 1 or more"),
-    (lambda js, app: verify(js, app, "balances", cache_bytes=0), "cache_bytes=0: expected 1 or more"),
-    (lambda js, app: verify(js, app, "balances", wait_s=math.nan), "wait_s=nan"),
-    (lambda js, app: verify(js, app, "balances", rate=cast("float", "5")), "rate='5'"),
+    (lambda js, app: verify(js, app, "balances", VerifyOptions(to_seq=0)), "to_seq=0: expected 1 or more"),
+    (lambda js, app: verify(js, app, "balances", VerifyOptions(to_seq=-5)), "to_seq=-5: expected 1 or more"),
+    (lambda js, app: verify(js, app, "balances", VerifyOptions(cache_keys=0)), "cache_keys=0: expected 1 or more"),
+    (lambda js, app: verify(js, app, "balances", VerifyOptions(cache_bytes=0)), "cache_bytes=0: expected 1 or more"),
+    (lambda js, app: verify(js, app, "balances", VerifyOptions(wait_s=math.nan)), "wait_s=nan"),
+    (lambda js, app: verify(js, app, "balances", VerifyOptions(rate=cast("float", "5"))), "rate='5'"),
     (
-        lambda js, app: run_replay(js, app, "balances", rate=math.inf),
+        lambda js, app: run_replay(js, app, "balances", options=ReplayOptions(rate=math.inf)),
         "rate=inf: expected a number above 0, and at most",
     ),
     (lambda js, app: repair_keys(js, app, "balances", "k1"), "keys='k1': expected several keys"),
     (lambda js, app: repair_keys(js, app, "balances", ["k1"], rate=-1), "rate=-1"),
-    (lambda js, app: rebuild(js, app, "balances", rate=0), "rate=0: expected a number above 0, or None for no limit"),
     (
-        lambda js, app: rebuild(js, app, "balances", swap_in=True, drop_old=True, drop_after_s=-1),
+        lambda js, app: rebuild(js, app, "balances", RebuildOptions(rate=0)),
+        "rate=0: expected a number above 0, or None for no limit",
+    ),
+    (
+        lambda js, app: rebuild(js, app, "balances", RebuildOptions(swap=True, drop_old=True, drop_after_s=-1)),
         "drop_after_s=-1: expected seconds of 0 or more",
     ),
 ]
@@ -331,16 +350,16 @@ async def test_a_bucket_that_is_purged_while_it_is_built_is_not_swapped_in(js: J
         if record.at:
             is_noted.set()
 
-    task = asyncio.create_task(rebuild(js, app, "balances", swap_in=True, rate=100, on_progress=tell))
+    task = asyncio.create_task(rebuild(js, app, "balances", RebuildOptions(swap=True, rate=100), on_progress=tell))
     await is_noted.wait()
     await (await js.stream("KV_bank_balances_v1")).purge()
-    with pytest.raises(UsageError, match="bank_balances_v1: its position, and what else it had, went away"):
+    with pytest.raises(UsageError, match="bank_balances_v1: its position, and other keys, was removed"):
         await task
-    place = (await find_place(await open_records(js, "bank"), app.projections["balances"])).place
+    place = (await find_bucket(await open_records(js, "bank"), app.projections["balances"])).ref
     assert place.bucket == "bank_balances"
     built = await rebuild(js, app, "balances")
     await (await js.stream(f"KV_{built.new.bucket}")).purge()
-    again = await rebuild(js, app, "balances", swap_in=True, resume=built.record.id)  # from the beginning
+    again = await rebuild(js, app, "balances", RebuildOptions(swap=True, resume=built.record.id))  # from the beginning
     assert again.is_swapped
     assert (await verify(js, app, "balances")).is_equal
 
@@ -355,24 +374,24 @@ async def test_a_position_that_is_written_in_the_midst_of_a_purge_does_not_hide_
         if record.at:
             is_noted.set()
 
-    task = asyncio.create_task(rebuild(js, app, "balances", swap_in=True, rate=100, on_progress=tell))
+    task = asyncio.create_task(rebuild(js, app, "balances", RebuildOptions(swap=True, rate=100), on_progress=tell))
     await is_noted.wait()
     shadow = await js.kv("bank_balances_v1")
     # As the server does it that has compared the revisions before the purge, and stores afterwards.
     position = (await shadow.get("_jetspark.position")).value
     await (await js.stream("KV_bank_balances_v1")).purge()
     await shadow.put("_jetspark.position", position)
-    with pytest.raises(UsageError, match="bank_balances_v1: its position, and what else it had, went away"):
+    with pytest.raises(UsageError, match="bank_balances_v1: its position, and other keys, was removed"):
         await task
-    place = (await find_place(await open_records(js, "bank"), app.projections["balances"])).place
+    place = (await find_bucket(await open_records(js, "bank"), app.projections["balances"])).ref
     assert place.bucket == "bank_balances"
     [record] = await read_records(await open_records(js, "bank"))
-    with pytest.raises(UsageError, match="delete the bucket, and rebuild anew"):
-        await rebuild(js, app, "balances", swap_in=True, resume=record.id)
+    with pytest.raises(UsageError, match="delete it, and begin another rebuild"):
+        await rebuild(js, app, "balances", RebuildOptions(swap=True, resume=record.id))
     # States that were folded after a purge lack what was folded before it.
     await shadow.purge("_jetspark.position")
-    with pytest.raises(UsageError, match=r"its position went away .* delete the bucket, and rebuild anew"):
-        await rebuild(js, app, "balances", swap_in=True, resume=record.id)
+    with pytest.raises(UsageError, match=r"its position was removed .* delete it, and begin another rebuild"):
+        await rebuild(js, app, "balances", RebuildOptions(swap=True, resume=record.id))
 
 
 async def test_many_may_begin_at_the_same_moment(js: JetStream) -> None:
@@ -383,7 +402,7 @@ async def test_many_may_begin_at_the_same_moment(js: JetStream) -> None:
     repaired = await asyncio.gather(*(repair_keys(js, app, "balances", [name]) for name in names))
     assert [record.changed for record in repaired] == [1] * len(names)
     assert await is_folded(js, app)
-    built = await asyncio.gather(*(rebuild(js, app, "balances", check=True) for _ in range(4)))
+    built = await asyncio.gather(*(rebuild(js, app, "balances", RebuildOptions(check=True)) for _ in range(4)))
     assert len({each.new.bucket for each in built}) == 4
     ids = [record.id for record in await read_records(await open_records(js, "bank"))]
     assert len(set(ids)) == len(names) + 4
@@ -416,12 +435,12 @@ async def test_a_swap_that_was_done_and_not_noted_is_not_done_again(
     with monkeypatch.context() as patch:
         dying_at(patch, 4, is_written=True)  # it notes that it runs, is built, and what it replaces; then it swaps
         with pytest.raises(Death):
-            await rebuild(js, app, "balances", swap_in=True, resume=built.record.id)
-    alias = await find_place(records, app.projections["balances"])
-    assert alias.place.bucket == built.new.bucket
-    done = await rebuild(js, app, "balances", swap_in=True, resume=built.record.id)
+            await rebuild(js, app, "balances", RebuildOptions(swap=True, resume=built.record.id))
+    alias = await find_bucket(records, app.projections["balances"])
+    assert alias.ref.bucket == built.new.bucket
+    done = await rebuild(js, app, "balances", RebuildOptions(swap=True, resume=built.record.id))
     assert (done.is_swapped, done.old.bucket, done.record.status) == (True, "bank_balances", "swapped")
-    assert await find_place(records, app.projections["balances"]) == alias
+    assert await find_bucket(records, app.projections["balances"]) == alias
     assert "swapped before: bank_balances -> bank_balances_v1; the old is kept" in str(done)
 
 
@@ -429,14 +448,14 @@ async def test_a_bucket_that_a_later_rebuild_has_made_under_the_same_name_is_not
     app = bank()
     await set_up(js, app)
     await publish(js, app, *some_events(random.Random(7), 60, 20))
-    first = await rebuild(js, app, "balances", swap_in=True)
-    second = await rebuild(js, app, "balances", swap_in=True)
-    other = await rebuild(js, app, "balances", swap_in=True, drop_old=True, drop_after_s=0)
+    first = await rebuild(js, app, "balances", RebuildOptions(swap=True))
+    second = await rebuild(js, app, "balances", RebuildOptions(swap=True))
+    other = await rebuild(js, app, "balances", RebuildOptions(swap=True, drop_old=True, drop_after_s=0))
     await drop_rebuild(js, app, "balances", first.record.id)
     again = [await rebuild(js, app, "balances") for _ in range(2)]
     assert [each.new.bucket for each in again] == [first.new.bucket, second.new.bucket]
-    with pytest.raises(ConfigError, match=f"rebuild '{again[0].record.id}' has made it anew: drop that one"):
-        await rebuild(js, app, "balances", resume=second.record.id, swap_in=True, drop_old=True)
+    with pytest.raises(ConfigError, match=f"rebuild '{again[0].record.id}' has re-created it: drop that rebuild"):
+        await rebuild(js, app, "balances", RebuildOptions(resume=second.record.id, swap=True, drop_old=True))
     await drop_rebuild(js, app, "balances", second.record.id)  # there is none of its own any more
     assert await shadows(js) == sorted(f"KV_{each.new.bucket}" for each in [*again, other])
     assert await is_folded(js, app, again[0].new.bucket)
@@ -452,7 +471,7 @@ async def test_a_replay_that_is_killed_goes_on_with_the_range_it_was_frozen_at(
     assert 0 < at <= 800
     assert (await in_buckets(js, app))["balances"] == {}
     await publish(js, app, *some_events(random.Random(8), 50, 50))
-    done = await run_replay(js, app, "balances", resume=id)
+    done = await run_replay(js, app, "balances", options=ReplayOptions(resume=id))
     assert (done.id, done.last, done.status) == (id, 800, "done")
     expected, _ = folded(app, (await in_stream(js, app))[:800])
     assert (await in_buckets(js, app))["balances"] == expected["balances"]
@@ -510,7 +529,7 @@ async def test_readers_see_no_gap_and_no_older_value_when_it_is_swapped(server: 
     problems: list[str] = []
 
     async def read(runner: ProcedureRunner) -> None:
-        place = (await find_place(records, spec)).place
+        place = (await find_bucket(records, spec)).ref
         found = await runner.run(load(place.bucket, names))
         buckets.append(place.bucket)
         for name in names:
@@ -540,7 +559,10 @@ async def test_readers_see_no_gap_and_no_older_value_when_it_is_swapped(server: 
             await until(partial(has_events, TRAFFIC))
             for number in (1, 2):
                 done = await rebuild(
-                    js, app, "balances", check=number == 1, swap_in=True, drop_old=number == 2, drop_after_s=0.5
+                    js,
+                    app,
+                    "balances",
+                    RebuildOptions(check=number == 1, swap=True, drop_old=number == 2, drop_after_s=0.5),
                 )
                 assert done.swap_s is not None
                 assert done.swap_s < SWAP_S

@@ -14,11 +14,11 @@ from support.projections import Account, Balances, Closed, Moved, Opened, bank, 
 
 from jetspark.aio.jetstream import JetStream
 from jetspark.app import App
-from jetspark.app.projections.buckets import find_place, open_records
-from jetspark.app.projections.folding import Recorded
-from jetspark.app.replay import bases, read_records, rebuild, verify
-from jetspark.app.replay.bases import Copied, StateBase
-from jetspark.app.replay.places import noted_position
+from jetspark.app.projections.bucket_refs import find_bucket, open_records
+from jetspark.app.projections.router import Recorded
+from jetspark.app.replay import RebuildOptions, read_records, rebuild, state_base, verify
+from jetspark.app.replay.live_bucket import stored_position
+from jetspark.app.replay.state_base import Copied, StateBase
 from jetspark.errors import ConfigError, ConnectionLost, DataLoss, JetSparkError, UsageError
 from jetspark.jetstream.kv import operation_of
 from jetspark.server import NatsServer
@@ -47,7 +47,7 @@ async def fold_live(server: NatsServer, js: JetStream, app: App, *events: Any) -
 
 
 async def has_position(js: JetStream, sequence: int, bucket: str = "bank_balances") -> bool:
-    return ((await noted_position(js, bucket)).sequence or 0) >= sequence
+    return ((await stored_position(js, bucket)).sequence or 0) >= sequence
 
 
 def right(app: App, messages: list[Recorded]) -> Table:
@@ -86,7 +86,7 @@ async def test_a_rebuild_begins_with_the_states_of_the_bucket_in_use_where_the_f
         await rebuild(js, app, "balances")
     await publish(js, app, *some_events(random.Random(2), 50, is_bad=False))
     messages += (await in_stream(js, app))[-50:]
-    done = await rebuild(js, app, "balances", from_bucket="bank_balances", swap_in=True)
+    done = await rebuild(js, app, "balances", RebuildOptions(from_bucket="bank_balances", swap=True))
     assert await table(js, "bank_balances_v1") == right(app, messages)
     assert (done.record.base, done.record.first, done.record.last) == ("bank_balances", 301, 350)
     assert "bucket bank_balances_v1 with the states of bank_balances before 301" in str(done)
@@ -97,7 +97,7 @@ async def test_a_rebuild_begins_with_the_states_of_the_bucket_in_use_where_the_f
     async with running(app, server.url, only=["balances"]):
         await until(lambda: has_position(js, 400, "bank_balances_v1"))
     assert await table(js, "bank_balances_v1") == right(app, messages)
-    position = (await noted_position(js, "bank_balances_v1")).position
+    position = (await stored_position(js, "bank_balances_v1")).position
     assert position is not None
     assert (position.missed, position.repairs) == (None, 0)
     with pytest.raises(DataLoss, match="not all there"):
@@ -110,7 +110,7 @@ async def test_a_worker_may_fold_into_the_bucket_while_it_is_copied(server: Nats
     messages = await fold_live(server, js, app, *some_events(random.Random(1), 300, 40, is_bad=False))
     await cut(js, app, 290)
     async with running(app, server.url, only=["balances"]), traffic(js, app):
-        done = await rebuild(js, app, "balances", from_bucket="bank_balances", swap_in=True)
+        done = await rebuild(js, app, "balances", RebuildOptions(from_bucket="bank_balances", swap=True))
     assert done.is_swapped
     messages += [each for each in await in_stream(js, app) if each.sequence > 300]
     async with running(app, server.url, only=["balances"]):
@@ -140,7 +140,7 @@ async def test_a_key_that_is_written_while_the_bucket_is_read_is_copied_all_the_
 
     monkeypatch.setattr(StateBase, "_pieces", pieces)
     async with running(app, server.url, only=["balances"]):
-        done = await rebuild(js, app, "balances", from_bucket="bank_balances")
+        done = await rebuild(js, app, "balances", RebuildOptions(from_bucket="bank_balances"))
     assert asked == 5
     messages = [*messages, *(each for each in await in_stream(js, app) if each.sequence > 50)]
     assert await table(js, done.new.bucket) == right(app, messages)
@@ -163,9 +163,9 @@ async def test_a_bucket_that_others_write_without_end_is_told(
         await js.publish("$KV.bank_balances.b", b'{"cents":0,"moves":0}', headers=mark)
 
     monkeypatch.setattr(StateBase, "_pieces", pieces)
-    with pytest.raises(UsageError, match="written faster than it is copied, though the workers stand still: stop what"):
-        await rebuild(js, app, "balances", from_bucket="bank_balances")
-    assert asked == bases.MAX_ROUNDS
+    with pytest.raises(UsageError, match="written faster than it is copied, although the workers are paused"):
+        await rebuild(js, app, "balances", RebuildOptions(from_bucket="bank_balances"))
+    assert asked == state_base.MAX_ROUNDS
 
 
 class Mended(Balances):
@@ -187,7 +187,7 @@ async def test_a_parked_key_goes_on_where_its_event_is_there_and_stays_parked_wh
     await cut(js, app, 6)
     mended = App("bank", stream=app.spec.stream_config)
     mended.projection("balances", events=[Opened, Moved, Closed], bucket="bank_balances")(Mended)
-    done = await rebuild(js, mended, "balances", from_bucket="bank_balances")
+    done = await rebuild(js, mended, "balances", RebuildOptions(from_bucket="bank_balances"))
     assert (done.record.first, done.record.parked) == (6, 1)
     built = await table(js, done.new.bucket)
     before = right(app, messages)
@@ -201,18 +201,18 @@ async def test_a_bucket_that_was_built_and_not_swapped_in_is_a_snapshot(server: 
     app = bank()
     await set_up(js, app)
     messages = await fold_live(server, js, app, *some_events(random.Random(1), 200, is_bad=False))
-    snapshot = (await rebuild(js, app, "balances", from_bucket="bank_balances")).new.bucket
+    snapshot = (await rebuild(js, app, "balances", RebuildOptions(from_bucket="bank_balances"))).new.bucket
     messages = await fold_live(server, js, app, *some_events(random.Random(2), 100, is_bad=False))
     await cut(js, app, 201)
     await (await js.kv("bank_balances")).delete("a1")  # and nothing tells what it was
-    done = await rebuild(js, app, "balances", from_bucket=snapshot, swap_in=True)
+    done = await rebuild(js, app, "balances", RebuildOptions(from_bucket=snapshot, swap=True))
     assert done.record.first == 201
     assert await table(js, done.new.bucket) == right(app, messages)
     await cut(js, app, 202)
     with pytest.raises(DataLoss, match="the range 201 to 300 is not all there"):
-        await rebuild(js, app, "balances", from_bucket=snapshot)
-    alias = await find_place(await open_records(js, app.name), app.projections["balances"])
-    assert alias.place.bucket == done.new.bucket
+        await rebuild(js, app, "balances", RebuildOptions(from_bucket=snapshot))
+    alias = await find_bucket(await open_records(js, app.name), app.projections["balances"])
+    assert alias.ref.bucket == done.new.bucket
 
 
 @pytest.mark.parametrize("is_copied", [False, True])
@@ -222,7 +222,7 @@ async def test_a_rebuild_that_ends_while_it_copies_or_behind_that_is_resumed(
     app = bank()
     await set_up(js, app)
     messages = await fold_live(server, js, app, *some_events(random.Random(1), 200, is_bad=False))
-    snapshot = (await rebuild(js, app, "balances", from_bucket="bank_balances")).new.bucket
+    snapshot = (await rebuild(js, app, "balances", RebuildOptions(from_bucket="bank_balances"))).new.bucket
     messages = await fold_live(server, js, app, *some_events(random.Random(2), 100, is_bad=False))
     await cut(js, app, 201)
     copy = StateBase.copy
@@ -236,21 +236,21 @@ async def test_a_rebuild_that_ends_while_it_copies_or_behind_that_is_resumed(
 
     with monkeypatch.context() as patch:
         if is_copied:
-            patch.setattr("jetspark.app.replay.rebuilding._Rebuilding.fold_to", lost)
+            patch.setattr("jetspark.app.replay.projection_rebuild._Rebuild.fold_to", lost)
         else:
             patch.setattr(StateBase, "copy", ended)
         with pytest.raises(ConnectionLost):
-            await rebuild(js, app, "balances", from_bucket=snapshot)
+            await rebuild(js, app, "balances", RebuildOptions(from_bucket=snapshot))
     if is_copied:
         await js.delete_kv(snapshot)  # it is not needed any more
     [record] = [
         each for each in await read_records(await open_records(js, app.name), "balances") if each.status == "running"
     ]
-    done = await rebuild(js, app, "balances", resume=record.id)
+    done = await rebuild(js, app, "balances", RebuildOptions(resume=record.id))
     assert (done.record.base, done.record.first) == (snapshot, 201)
     assert await table(js, done.new.bucket) == right(app, messages)
-    with pytest.raises(ConfigError, match="check: expected without from_bucket="):
-        await rebuild(js, app, "balances", resume=record.id, check=True)
+    with pytest.raises(ConfigError, match="check is not possible with from_bucket="):
+        await rebuild(js, app, "balances", RebuildOptions(resume=record.id, check=True))
 
 
 async def _put(js: JetStream, bucket: str, key: str, value: bytes, mark: str | None = None) -> None:
@@ -259,7 +259,7 @@ async def _put(js: JetStream, bucket: str, key: str, value: bytes, mark: str | N
 
 
 async def _position(js: JetStream, bucket: str, **changes: Any) -> None:
-    position = (await noted_position(js, bucket)).position
+    position = (await stored_position(js, bucket)).position
     assert position is not None
     await (await js.kv(bucket)).put("_jetspark.position", position._replace(**changes).encode())
 
@@ -269,7 +269,7 @@ REFUSED: dict[str, tuple[Callable[[JetStream], Awaitable[Any]], type[JetSparkErr
     "no position": (
         lambda js: _purged(js, "_jetspark.position"),
         UsageError,
-        "from_bucket='base': it has no position, so nothing tells which events are in it",
+        "from_bucket='base': it has no position, so it is unknown which events are in it",
     ),
     "another version": (
         lambda js: _position(js, "base", version=2),
@@ -319,7 +319,7 @@ async def test_states_that_may_be_wrong_are_not_begun_with(server: NatsServer, j
     damage, error, said = REFUSED[name]
     await damage(js)
     with pytest.raises(error, match=said):
-        await rebuild(js, app, "balances", from_bucket="base")
+        await rebuild(js, app, "balances", RebuildOptions(from_bucket="base"))
     assert await (await js.kv("bank_balances")).get("a")
     if name in ("missing", "no position", "behind"):
         assert await read_records(await open_records(js, app.name), "balances") == []
@@ -330,12 +330,12 @@ async def test_states_that_may_be_wrong_are_not_begun_with(server: NatsServer, j
     [
         ({"from_bucket": 5}, "from_bucket=5: expected the name of a bucket"),
         ({"from_bucket": "not a bucket"}, "not a bucket"),
-        ({"from_bucket": "base", "check": True}, "check: expected without from_bucket='base'"),
-        ({"from_bucket": "base", "resume": "x"}, "resume: expected without from_bucket"),
+        ({"from_bucket": "base", "check": True}, "check is not possible with from_bucket='base'"),
+        ({"from_bucket": "base", "resume": "x"}, "resume and from_bucket exclude each other"),
     ],
 )
 async def test_wrong_arguments_are_told(server: NatsServer, js: JetStream, options: dict[str, Any], said: str) -> None:
     app = bank()
     await set_up(js, app)
     with pytest.raises(ConfigError, match=said):
-        await rebuild(js, app, "balances", **options)
+        await rebuild(js, app, "balances", RebuildOptions(**options))

@@ -24,18 +24,19 @@ from jetspark.aio.stream import Stream
 from jetspark.app import App, Context, Event, Reject, Retry, RetryIn
 from jetspark.app.dead_letters import redriving
 from jetspark.app.dead_letters.redriving import (
-    LetterFilter,
+    DeadLetterFilter,
     RedriveProgress,
     RedriveResults,
-    discard_letters,
-    read_letter,
-    read_letters,
+    discard_dead_letters,
+    read_dead_letter,
+    read_dead_letters,
     run_redrive,
 )
 from jetspark.app.handlers.consumers import consumers_of
-from jetspark.app.handlers.handler_store import HandlerStore, StoredLetter
-from jetspark.app.handlers.settling import ReadParked, WriteParked
-from jetspark.app.stored_events import DeadEvent, FailureCause, Origin, letter_subject
+from jetspark.app.handlers.dead_letter_box import StoredDeadLetter
+from jetspark.app.handlers.handler_steps import ParkedRecord, ReadParked, WriteParked
+from jetspark.app.handlers.handler_store import HandlerStore
+from jetspark.app.stored_events import FailureCause, Origin, StoredEvent, dead_letter_subject
 from jetspark.cli import commands
 from jetspark.core.headers import Headers
 from jetspark.errors import ConfigError, KeyNotFound, UsageError
@@ -63,22 +64,29 @@ class Notes:
 
 def test_what_a_redrive_notes_of_itself_comes_back() -> None:
     progress = RedriveProgress(
-        id="r1", chosen=LetterFilter.parse("h", ["key=a"]), up_to=9, last=4, requested=3, behind=2, freed=1, unhandled=5
+        id="r1",
+        chosen=DeadLetterFilter.parse("h", ["key=a"]),
+        up_to=9,
+        last=4,
+        requested=3,
+        behind=2,
+        freed=1,
+        unhandled=5,
     )
-    assert RedriveProgress.from_dict(json.loads(json.dumps(progress.to_dict()))) == progress
+    assert RedriveProgress.decode(progress.encode()) == progress
 
 
 def test_conditions_name_the_fields_there_are() -> None:
     with pytest.raises(ConfigError, match="expected FIELD=VALUE with one of error"):
-        LetterFilter.parse(None, ["reason=x"])
+        DeadLetterFilter.parse(None, ["reason=x"])
     with pytest.raises(ConfigError, match="expected FIELD=VALUE"):
-        LetterFilter.parse(None, ["key"])
+        DeadLetterFilter.parse(None, ["key"])
     for wrong in ("closed", "opn", ""):
         with pytest.raises(ConfigError, match=f"'status={wrong}': expected status=open or status=behind"):
-            LetterFilter.parse(None, [f"status={wrong}"])
+            DeadLetterFilter.parse(None, [f"status={wrong}"])
     for wrong in ("abc", "-1", "1.5", "", "²"):
         with pytest.raises(ConfigError, match=f"'sequence={wrong}': expected a whole number"):
-            LetterFilter.parse(None, [f"sequence={wrong}"])
+            DeadLetterFilter.parse(None, [f"sequence={wrong}"])
 
 
 async def test_a_letter_by_a_number_that_is_none_is_told(js: JetStream) -> None:
@@ -86,19 +94,19 @@ async def test_a_letter_by_a_number_that_is_none_is_told(js: JetStream) -> None:
     await set_up(js, app)
     for number in (-1, 0, 1, 2**64):
         with pytest.raises(ConfigError, match=f"app .* has no dead letter {number}; `jetspark dlq ls`"):
-            await read_letter(js, app, number)
+            await read_dead_letter(js, app, number)
 
 
 async def test_a_redrive_is_frozen_resumable_and_alone(server: NatsServer, js: JetStream) -> None:
     notes = Notes()
     app, done = notes.app, notes.done
     await set_up(js, app)
-    everything = LetterFilter()
+    everything = DeadLetterFilter()
     store = await HandlerStore.open(js, app.name, "n")
     async with running(app, server.url):
         await publish(js, app, *(Noted(number=number) for number in range(5)))
         await until(lambda: is_settled(js, app, "n"))
-        letters = await read_letters(js, app, everything)
+        letters = await read_dead_letters(js, app, everything)
         assert len(letters) == 5
 
         # One that was interrupted after three letters.
@@ -106,7 +114,7 @@ async def test_a_redrive_is_frozen_resumable_and_alone(server: NatsServer, js: J
         await store.records.create("redrive", json.dumps(interrupted.to_dict()).encode())
         with pytest.raises(UsageError, match=r"redrive r1 is under way .*--resume r1"):
             await run_redrive(js, app, everything)
-        with pytest.raises(ConfigError, match="the redrive that is under way is r1"):
+        with pytest.raises(ConfigError, match="'r2': no job has this id; redrive r1 is under way"):
             await run_redrive(js, app, everything, resume="r2")
         await publish(js, app, Noted(number=5))
         await until(lambda: is_settled(js, app, "n"))
@@ -119,18 +127,23 @@ async def test_a_redrive_is_frozen_resumable_and_alone(server: NatsServer, js: J
         with pytest.raises(ConfigError, match="no redrive is under way"):
             await run_redrive(js, app, everything, resume="r1")
 
-        progress = await run_redrive(js, app, LetterFilter.parse("n", ["error=Reject"]))
+        progress = await run_redrive(js, app, DeadLetterFilter.parse("n", ["error=Reject"]))
         assert progress.requested == 4
         await until(lambda: len(done) == 6)
         await until(lambda: is_settled(js, app, "n"))
-        assert (await discard_letters(js, app, everything)).discarded == 0
+        assert (await discard_dead_letters(js, app, everything)).discarded == 0
 
 
 @pytest.mark.parametrize("action", ["redrive", "discard"])
-@pytest.mark.parametrize("chosen", [LetterFilter(), LetterFilter.parse("n", [])], ids=["all", "one handler"])
+@pytest.mark.parametrize("chosen", [DeadLetterFilter(), DeadLetterFilter.parse("n", [])], ids=["all", "one handler"])
 @pytest.mark.parametrize("later", [0, 1])
 async def test_dead_letters_that_another_process_takes_first_are_counted_in_the_reason(
-    server: NatsServer, js: JetStream, monkeypatch: pytest.MonkeyPatch, later: int, chosen: LetterFilter, action: str
+    server: NatsServer,
+    js: JetStream,
+    monkeypatch: pytest.MonkeyPatch,
+    later: int,
+    chosen: DeadLetterFilter,
+    action: str,
 ) -> None:
     app = Notes().app
     await set_up(js, app)
@@ -138,18 +151,18 @@ async def test_dead_letters_that_another_process_takes_first_are_counted_in_the_
         await publish(js, app, *(Noted(number=number) for number in range(2)))
         await until(lambda: is_settled(js, app, "n"))
 
-        listed = redriving.each_letter
+        listed = redriving.each_dead_letter
 
-        async def each_that_is_gone_then(*which: Any, **options: Any) -> AsyncIterator[StoredLetter]:
+        async def each_that_is_gone_then(*which: Any, **options: Any) -> AsyncIterator[StoredDeadLetter]:
             monkeypatch.undo()
             async for stored in listed(*which, **options):
                 yield stored
-            assert (await discard_letters(js, app, LetterFilter())).discarded == 2
+            assert (await discard_dead_letters(js, app, DeadLetterFilter())).discarded == 2
             await publish(js, app, *(Noted(number=number) for number in range(later)))
             await until(lambda: is_settled(js, app, "n"))
 
-        monkeypatch.setattr(redriving, "each_letter", each_that_is_gone_then)
-        done = await (run_redrive if action == "redrive" else discard_letters)(js, app, chosen)
+        monkeypatch.setattr(redriving, "each_dead_letter", each_that_is_gone_then)
+        done = await (run_redrive if action == "redrive" else discard_dead_letters)(js, app, chosen)
         assert done.reason == "2 dead letters were handled, redriven or discarded in the meantime"
 
 
@@ -160,11 +173,11 @@ async def test_dead_letters_that_are_stored_after_a_redrive_began_are_not_denied
     await set_up(js, app)
     records = (await HandlerStore.open(js, app.name, "n")).records
     async with running(app, server.url):
-        interrupted = RedriveProgress(id="r1", chosen=LetterFilter(), up_to=0)
+        interrupted = RedriveProgress(id="r1", chosen=DeadLetterFilter(), up_to=0)
         await records.create("redrive", json.dumps(interrupted.to_dict()).encode())
         await publish(js, app, Noted(number=0))
         await until(lambda: is_settled(js, app, "n"))
-        progress = await run_redrive(js, app, LetterFilter(), resume="r1")
+        progress = await run_redrive(js, app, DeadLetterFilter(), resume="r1")
         assert str(progress) == "nothing to redrive: the dead letters that match were written in the meantime"
 
 
@@ -181,16 +194,16 @@ async def test_letters_that_nobody_would_handle_are_left_alone_and_told(server: 
     await set_up(js, later)
     assert later.name == notes.app.name
     with pytest.raises(ConfigError, match="handler 'n': app 'notes' has no such handler; it has renamed"):
-        await run_redrive(js, later, LetterFilter(handler="n"))
+        await run_redrive(js, later, DeadLetterFilter(handler="n"))
     for wrong in (0, -1, "5"):
         with pytest.raises(ConfigError, match=f"rate={wrong!r}: expected a number above 0"):
-            await run_redrive(js, later, LetterFilter(), rate=wrong)  # type: ignore[arg-type]  # what users do
-    progress = await run_redrive(js, later, LetterFilter(), wait_s=1.0)
+            await run_redrive(js, later, DeadLetterFilter(), rate=wrong)  # type: ignore[arg-type]  # what users do
+    progress = await run_redrive(js, later, DeadLetterFilter(), wait_s=1.0)
     assert (progress.requested, progress.unhandled, progress.is_done) == (0, 1, True)
     assert str(progress) == (
         "nothing to redrive: 1 dead letter left alone because the application has no handler of their name"
     )
-    assert len(await read_letters(js, later, LetterFilter())) == 1
+    assert len(await read_dead_letters(js, later, DeadLetterFilter())) == 1
 
 
 class Kept(Event, type="kept", key="name", subject="kept.{name}"):
@@ -212,19 +225,19 @@ async def test_a_redrive_says_what_became_of_its_letters(server: NatsServer, js:
             raise Reject("not yet")
 
     await set_up(js, app)
-    everything = LetterFilter()
+    everything = DeadLetterFilter()
     async with running(app, server.url):
         await publish(js, app, *(Kept(name=name, number=number) for number in range(4) for name in "abc"))
         await until(lambda: is_settled(js, app, "k"))
-        assert len(await read_letters(js, app, everything)) == 12
+        assert len(await read_dead_letters(js, app, everything)) == 12
         failing = {("b", 2), ("c", 0)}
         # Chosen by their error: what waits behind them has none, and follows all the same.
-        progress = await run_redrive(js, app, LetterFilter.parse(None, ["error=Reject"]), wait_s=60)
+        progress = await run_redrive(js, app, DeadLetterFilter.parse(None, ["error=Reject"]), wait_s=60)
         assert (progress.requested, progress.behind) == (3, 0)
         assert progress.results == RedriveResults(handled=4 + 2, failed=2, waiting=1 + 3)
         assert "6 handled, 2 failed again, 4 waiting" in str(progress)
         assert progress.to_dict()["results"] == {"handled": 6, "failed": 2, "waiting": 4}
-        assert len(await read_letters(js, app, everything)) == 6
+        assert len(await read_dead_letters(js, app, everything)) == 6
     # Nobody runs the handlers.
     progress = await run_redrive(js, app, everything, wait_s=0.1)
     assert progress.results == RedriveResults(waiting=6)
@@ -248,7 +261,7 @@ async def test_keys_whose_letters_are_gone_go_on_with_the_next_redrive(
     async def spare(event: Spare) -> None: ...
 
     await set_up(js, app)
-    everything = LetterFilter()
+    everything = DeadLetterFilter()
     async with running(app, server.url):
         await publish(js, app, *(Kept(name=name, number=number) for number in range(2) for name in "abc"))
         await until(lambda: _has_letters(js, app, 6))
@@ -263,11 +276,11 @@ async def test_keys_whose_letters_are_gone_go_on_with_the_next_redrive(
         await until(lambda: _is_acknowledged(js, app))
         is_mended = True
         # Of what somebody has chosen otherwise, no key is a part.
-        assert (await run_redrive(js, app, LetterFilter.parse(None, ["error=Reject"]))).freed == 0
-        assert (await run_redrive(js, app, LetterFilter.parse("other", []))).freed == 0
+        assert (await run_redrive(js, app, DeadLetterFilter.parse(None, ["error=Reject"]))).freed == 0
+        assert (await run_redrive(js, app, DeadLetterFilter.parse("other", []))).freed == 0
         told = await run_redrive(js, app, everything, is_dry_run=True)
         assert (told.freed, "3 keys whose dead letters are gone would continue" in str(told), done) == (3, True, [])
-        assert (await run_redrive(js, app, LetterFilter.parse("k", ["key=a"]), wait_s=60)).freed == 1
+        assert (await run_redrive(js, app, DeadLetterFilter.parse("k", ["key=a"]), wait_s=60)).freed == 1
         progress = await run_redrive(js, app, everything, wait_s=60)
         assert (progress.freed, progress.results) == (2, RedriveResults(handled=1))
         assert "2 keys whose dead letters are gone continue: 1 handled" in str(progress)
@@ -293,7 +306,7 @@ async def test_a_key_whose_event_is_on_its_way_is_not_let_go_on(server: NatsServ
         done.append((event.name, event.number))
 
     await set_up(js, app)
-    everything = LetterFilter()
+    everything = DeadLetterFilter()
     async with running(app, server.url):
         names = ["scheduled", "at work"]
         await publish(js, app, *(Kept(name=name, number=number) for number in range(2) for name in names))
@@ -336,16 +349,16 @@ async def test_letters_behind_another_follow_it_also_if_the_records_are_gone(
         await js.delete_stream(f"KV_{app.spec.handler_bucket}")
         await set_up(js, app)
     is_mended = True
-    chosen = LetterFilter.parse(None, ["key=c", "status=open"])
-    assert (await discard_letters(js, app, chosen)).discarded == 1
+    chosen = DeadLetterFilter.parse(None, ["key=c", "status=open"])
+    assert (await discard_dead_letters(js, app, chosen)).discarded == 1
     async with running(app, server.url):
-        told = await run_redrive(js, app, LetterFilter(), is_dry_run=True)
+        told = await run_redrive(js, app, DeadLetterFilter(), is_dry_run=True)
         assert (told.restored, "3 keys whose records are gone would follow again" in str(told)) == (3, True)
         # Of what somebody has chosen otherwise, no key is a part.
-        assert (await run_redrive(js, app, LetterFilter.parse(None, ["status=behind"]))).restored == 0
-        progress = await run_redrive(js, app, LetterFilter.parse(None, ["key=a"]), wait_s=60)
+        assert (await run_redrive(js, app, DeadLetterFilter.parse(None, ["status=behind"]))).restored == 0
+        progress = await run_redrive(js, app, DeadLetterFilter.parse(None, ["key=a"]), wait_s=60)
         assert (progress.restored, progress.results) == (1, RedriveResults(handled=3))
-        progress = await run_redrive(js, app, LetterFilter(), wait_s=60)
+        progress = await run_redrive(js, app, DeadLetterFilter(), wait_s=60)
         assert (progress.restored, progress.results) == (2, RedriveResults(handled=3 + 2))
         assert await _has_letters(js, app, 0)
     assert {name: [number for each, number in done if each == name] for name in "abc"} == {
@@ -374,6 +387,7 @@ async def test_a_key_goes_on_with_letters_that_were_left_before_the_event_it_wai
     # As a worker that died leaves it: it wrote a letter while another one let the key go on, to an event that failed.
     store, is_mended = await HandlerStore.open(js, app.name, "k"), True
     parked = await store.perform(ReadParked("a"))
+    assert isinstance(parked, ParkedRecord)
     assert await store.perform(WriteParked("a", 3, parked.revision, (3,)))
     async with running(app, server.url) as worker:
         await publish(js, app, Kept(name="a", number=2))
@@ -387,7 +401,7 @@ async def test_a_key_goes_on_with_letters_that_were_left_before_the_event_it_wai
 
 
 async def _has_letters(js: JetStream, app: App, count: int) -> bool:
-    return len(await read_letters(js, app, LetterFilter())) == count
+    return len(await read_dead_letters(js, app, DeadLetterFilter())) == count
 
 
 async def _is_acknowledged(js: JetStream, app: App) -> bool:
@@ -425,14 +439,14 @@ async def test_a_redrive_that_was_killed_is_resumed_and_handles_each_letter_once
     store = await HandlerStore.open(js, app.name, "n")
     id = json.loads((await store.records.get("redrive")).value)["id"]
     with pytest.raises(UsageError, match=rf"redrive {id} is under way .*--resume {id}"):
-        await run_redrive(js, app, LetterFilter())
+        await run_redrive(js, app, DeadLetterFilter())
     notes.is_mended = True
     async with running(app, server.url):
-        progress = await run_redrive(js, app, LetterFilter(), resume=id, wait_s=60)
+        progress = await run_redrive(js, app, DeadLetterFilter(), resume=id, wait_s=60)
         assert progress.is_done
         await until(lambda: is_settled(js, app, "n"))
     assert sorted(done) == list(range(20))
-    assert await read_letters(js, app, LetterFilter()) == []
+    assert await read_dead_letters(js, app, DeadLetterFilter()) == []
 
 
 @pytest.mark.slow
@@ -451,10 +465,10 @@ async def test_a_redrive_killed_at_any_place_is_resumed_and_handles_each_letter_
         assert await process.wait() == -signal.SIGKILL
         store = await HandlerStore.open(js, app.name, "n")
         id = json.loads((await store.records.get("redrive")).value)["id"]
-        assert (await run_redrive(js, app, LetterFilter(), resume=id)).is_done
+        assert (await run_redrive(js, app, DeadLetterFilter(), resume=id)).is_done
         await until(lambda: is_settled(js, app, "n"))
     assert sorted(done) == list(range(7))
-    assert await read_letters(js, app, LetterFilter()) == []
+    assert await read_dead_letters(js, app, DeadLetterFilter()) == []
     with pytest.raises(KeyNotFound):
         await store.records.get("redrive")
 
@@ -482,7 +496,7 @@ async def test_of_two_handlers_of_an_event_the_one_that_failed_gets_it_again(ser
         for name in ("well", "badly"):
             await until(lambda name=name: is_settled(js, app, name))  # type: ignore[misc]
         is_mended = True
-        progress = await run_redrive(js, app, LetterFilter(), wait_s=60)
+        progress = await run_redrive(js, app, DeadLetterFilter(), wait_s=60)
         assert progress.results == RedriveResults(handled=3)
         await publish(js, app, Noted(number=3))  # what comes after the redrive has come to both
         await until(lambda: {("well", 3), ("badly", 3)} <= set(done))
@@ -509,7 +523,7 @@ async def test_a_slow_redrive_tells_how_far_it_is_by_time(
     await run_redrive(
         js,
         app,
-        LetterFilter(),
+        DeadLetterFilter(),
         rate=5,
         on_progress=lambda progress: told.append((progress.requested, progress.is_done)),
     )
@@ -527,7 +541,7 @@ async def test_many_large_letters_are_never_in_memory_at_once(
     app.handler(Noted, durable="n")(_nothing)
     await set_up(js, app)
     for number in range(LETTERS):
-        letter = DeadEvent(
+        letter = StoredEvent(
             handler="n",
             key=None,
             origin=Origin("NOTES", number + 1, 1_000_000 + number),
@@ -538,7 +552,7 @@ async def test_many_large_letters_are_never_in_memory_at_once(
             status="open",
             cause=FailureCause.of_crash(),
         )
-        subject = letter_subject("notes", "n", None, letter.origin)
+        subject = dead_letter_subject("notes", "n", None, letter.origin)
         await js.publish(subject, letter.data, headers=letter.to_headers())
     (tmp_path / "notes_app.py").write_text(NOTES, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
@@ -562,15 +576,15 @@ async def test_many_large_letters_are_never_in_memory_at_once(
     tracemalloc.start()
     try:
         printed = await asyncio.to_thread(shell, "export", "notes_app:app")
-        progress = await run_redrive(js, app, LetterFilter())
-        discarded = await discard_letters(js, app, LetterFilter())
+        progress = await run_redrive(js, app, DeadLetterFilter())
+        discarded = await discard_dead_letters(js, app, DeadLetterFilter())
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     assert printed > LETTERS * LETTER_BYTES
     assert progress.requested == discarded.discarded == LETTERS
     assert peak < LETTERS * LETTER_BYTES * 0.6
-    assert await read_letters(js, app, LetterFilter()) == []
+    assert await read_dead_letters(js, app, DeadLetterFilter()) == []
 
 
 async def _nothing(event: Noted) -> None: ...

@@ -18,10 +18,12 @@ from support.projections import (
     Closed,
     Moved,
     Opened,
+    Row,
     bank,
     folded,
     in_buckets,
     in_stream,
+    route_one,
     some_events,
 )
 
@@ -30,24 +32,27 @@ from jetspark import StreamConfig
 from jetspark.aio.jetstream import JetStream
 from jetspark.aio.steps import ProcedureRunner
 from jetspark.app import App, encode
-from jetspark.app.projections.buckets import open_records
-from jetspark.app.projections.folding import Router, Row
+from jetspark.app.projections.bucket_refs import open_records
 from jetspark.app.projections.positions import FoldPosition, position_change
 from jetspark.app.projections.projection_spec import ProjectionSpec
+from jetspark.app.projections.router import Router
 from jetspark.app.replay import (
+    RebuildOptions,
+    ReplayOptions,
     ReplayRequest,
+    VerifyOptions,
     plan_replay,
     preview_rebuild,
     read_records,
     rebuild,
     repair_keys,
     run_replay,
+    verification,
     verify,
-    verifying,
 )
-from jetspark.app.replay.contents import KeyContent
+from jetspark.app.replay.comparison import KeyContent
 from jetspark.app.replay.history import Events
-from jetspark.app.replay.places import noted_position
+from jetspark.app.replay.live_bucket import stored_position
 from jetspark.errors import ConfigError, DataLoss, UsageError
 from jetspark.server import NatsServer
 from jetspark.state.changes import NOTHING, Change
@@ -85,8 +90,8 @@ async def test_a_range_replay_of_state_that_is_up_to_date_changes_nothing_and_sa
     [record] = await read_records(await open_records(js, app.name), "balances")
     assert (record.id, record.first, record.last, record.status) == (done.id, 20, 90, "done")
     with pytest.raises(ConfigError, match="it is done already"):
-        await run_replay(js, app, "balances", resume=done.id)
-    with pytest.raises(ConfigError, match="has none of this name; it has balances, moves"):
+        await run_replay(js, app, "balances", options=ReplayOptions(resume=done.id))
+    with pytest.raises(ConfigError, match="has no projection of this name; it has balances, moves"):
         await run_replay(js, app, "other")
 
 
@@ -210,7 +215,7 @@ async def test_a_stream_that_was_made_anew_is_not_folded_into_states_of_the_old_
     with pytest.raises(UsageError, match=both):
         await repair_keys(js, app, "balances", ["a1"])
     assert await in_buckets(js, app) == before
-    assert (await rebuild(js, app, "balances", check=True, swap_in=True)).is_swapped
+    assert (await rebuild(js, app, "balances", RebuildOptions(check=True, swap=True))).is_swapped
     assert (await verify(js, app, "balances")).is_equal
 
 
@@ -229,14 +234,14 @@ async def test_verifying_beside_live_traffic_finds_nothing_where_nothing_is_wron
     async with running(app, server.url):
         task = asyncio.create_task(traffic())
         for cache_keys in (1000, 2):
-            found = await verify(js, app, "balances", cache_keys=cache_keys)
+            found = await verify(js, app, "balances", VerifyOptions(cache_keys=cache_keys))
             assert found.is_equal, found.differences
             assert found.digest == found.expected_digest
             assert found.boundary >= 200
         is_over = True
         await task
         await until(lambda: is_folded(js, app))
-        whole, spilled = [await verify(js, app, "balances", cache_keys=size) for size in (1000, 2)]
+        whole, spilled = [await verify(js, app, "balances", VerifyOptions(cache_keys=size)) for size in (1000, 2)]
     assert (whole.digest, whole.keys, whole.parked) == (spilled.digest, spilled.keys, spilled.parked)
 
 
@@ -267,7 +272,7 @@ async def many_keys(server: NatsServer, js: JetStream, app: App, keys: int) -> i
 
 
 async def is_at(js: JetStream, bucket: str, sequence: int) -> bool:
-    return (await noted_position(js, bucket)).sequence == sequence
+    return (await stored_position(js, bucket)).sequence == sequence
 
 
 async def test_verifying_reads_each_event_and_each_key_once_however_few_states_fit_memory(own: NatsServer) -> None:
@@ -283,7 +288,9 @@ async def test_verifying_reads_each_event_and_each_key_once_however_few_states_f
 
         for cache_keys in (1_000_000, 100):
             read = 0
-            found, sent = await sent_by(own, verify(js, app, "balances", cache_keys=cache_keys, on_events=count))
+            found, sent = await sent_by(
+                own, verify(js, app, "balances", VerifyOptions(cache_keys=cache_keys), on_events=count)
+            )
             assert (found.is_equal, found.keys, found.events) == (True, keys, 3 * keys + 2 * keys)
             assert read == events
             assert events + keys < sent < 1.1 * (events + keys)
@@ -292,14 +299,14 @@ async def test_verifying_reads_each_event_and_each_key_once_however_few_states_f
 async def test_verifying_at_an_early_boundary_reads_what_came_after_it_once_for_all_keys(
     own: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(verifying, "SETTLE_KEYS", 50)
+    monkeypatch.setattr(verification, "RECHECK_KEYS", 50)
     app, keys = bank(), 2_000
     async with jetspark.connect(own.url) as client:
         js = client.jetstream()
         events = await many_keys(own, js, app, keys)
         digests = set()
         for cache_keys in (1_000_000, 20):
-            work = verify(js, app, "balances", to_seq=keys, cache_keys=cache_keys)
+            work = verify(js, app, "balances", VerifyOptions(to_seq=keys, cache_keys=cache_keys))
             found, sent = await sent_by(own, work)
             assert (found.is_equal, found.boundary, found.keys) == (True, keys, keys), found.differences
             # The events, the bucket, and each key once more.
@@ -310,7 +317,7 @@ async def test_verifying_at_an_early_boundary_reads_what_came_after_it_once_for_
         await write(js, "bank_balances", "k8", KeyContent(b'{"cents":0,"moves":0}', 9))
         await write(js, "bank_balances", "k9", KeyContent(b'{"cents":0,"moves":0}', 10**30))
         for cache_keys in (1_000_000, 20):
-            found = await verify(js, app, "balances", to_seq=keys, cache_keys=cache_keys)
+            found = await verify(js, app, "balances", VerifyOptions(to_seq=keys, cache_keys=cache_keys))
             assert [(each.key, each.kind) for each in found.differences] == [("k7", "value"), ("k9", "value")]
             assert (found.keys, found.difference_count) == (keys, 2)
 
@@ -394,7 +401,7 @@ async def test_a_key_that_is_written_while_it_is_verified_is_folded_on_and_the_t
                 await until(lambda: is_at(js, "bank_balances", 4 * keys))
 
         async with running(app, own.url):
-            found = await verify(js, app, "balances", on_events=meanwhile, cache_keys=50)
+            found = await verify(js, app, "balances", VerifyOptions(cache_keys=50), on_events=meanwhile)
         assert (found.is_equal, found.boundary, found.keys) == (True, 3 * keys, keys)
         assert found.digest == found.expected_digest == (await verify(js, app, "balances")).digest
 
@@ -536,7 +543,7 @@ async def test_an_engine_that_is_wrong_is_caught(js: JetStream, kind: type[Engin
     messages = await in_stream(js, app)
     router = Router([spec], app.catalogue)
     engine = kind(spec)
-    engine.run([row for message in messages for row in router.route(message).rows])
+    engine.run([row for message in messages for row in route_one(router, message).rows])
     stream = await js.stream(app.stream)
     position = FoldPosition.beginning(app.stream, stream.cached_info.created)._replace(sequence=len(messages))
     changes = [position_change(position, 0)]

@@ -14,8 +14,9 @@ from support.replicas import stale_replica
 import jetspark.blocking
 from jetspark.aio.jetstream import JetStream
 from jetspark.app import App, Event
-from jetspark.app.projections.buckets import open_records
+from jetspark.app.projections.bucket_refs import open_records
 from jetspark.app.replay import (
+    HandlerReplayOptions,
     ReplayRequest,
     read_handler_records,
     read_records,
@@ -24,7 +25,7 @@ from jetspark.app.replay import (
     replay_handler,
     run_replay,
 )
-from jetspark.app.replay.replay_records import RecordKeeper
+from jetspark.app.replay.replay_records import find_replay
 from jetspark.errors import ConfigError
 from jetspark.server import NatsServer
 
@@ -55,11 +56,11 @@ async def test_a_rebuild_is_found_and_noted_while_a_replica_is_behind(server: Na
         plain = client.jetstream()
         stale_replica(plain, plain.stream("KV_bank_projections"), 0)
         for _ in range(ASKED):
-            keeper = await RecordKeeper.find(records, spec, built.id, "rebuild")
-            assert keeper.record == built
+            job = await find_replay(records, spec, built.id, "rebuild")
+            assert job.record == built
         for _ in range(ASKED):
             # The answer to a write was lost: it is refused now, and is there.
-            assert await keeper._write(json.dumps(built.to_dict()).encode())
+            assert await job._store(built.encode())
             assert [each.id for each in await read_records(records)] == [built.id]
 
 
@@ -74,7 +75,7 @@ async def test_the_replay_of_a_handler_is_found_while_a_replica_is_behind(server
         stale_replica(plain, plain.stream("KV_shop_handlers"), 0)
         for _ in range(ASKED):
             with pytest.raises(ConfigError, match="it is done already"):
-                await replay_handler(js, app, "billing", resume=done.id)
+                await replay_handler(js, app, "billing", options=HandlerReplayOptions(resume=done.id))
             assert [each.id for each in await read_handler_records(records)] == [done.id]
 
 

@@ -11,7 +11,7 @@ from unittest import mock
 import pytest
 from simulation.partition_world import CURRENT, Process, ProcessLoop
 
-from jetspark.aio.connecting import connect
+from jetspark.aio.connector import connect
 from jetspark.app import App, Breaker, Context, Event, HandlerObserver, HeldEvents, Reject, Retry
 from jetspark.app.handlers.handler_store import HandlerStore
 from jetspark.app.handlers.handler_worker import HandlerWorker
@@ -80,8 +80,8 @@ def test_a_key_that_waits_for_an_event_that_never_comes_is_reported_and_continue
         took = run_in_virtual_time(main())
     assert done == [("k", number) for number in range(4)]
     assert took < 2 * 3600
-    assert "1 keys of 3 held events make no progress: sequence 1 of key 'k' waits for sequence 0" in caplog.text
-    assert "looking up again what is pending, for 1 keys" in caplog.text
+    assert "1 keys of 3 held events make no progress: event 1 of key 'k' waits for event 0" in caplog.text
+    assert "no progress for 1 keys; pending events are looked up again" in caplog.text
 
 
 def test_a_partition_that_moves_while_the_server_is_away_is_let_go_of_all_the_same() -> None:
@@ -126,18 +126,24 @@ def test_a_partition_that_moves_while_the_server_is_away_is_let_go_of_all_the_sa
     assert done == [0, 1, 2, 3, 4, 5]
 
 
-@pytest.mark.parametrize("when", ["first", "idle", "many"])
+@pytest.mark.parametrize("when", ["first", "idle", "many", "silent"])
 def test_a_process_that_was_stopped_while_it_pulled_begins_nothing_that_another_may_have(when: str) -> None:
     """It finds in its socket what the server has sent before, and may have given to others since."""
     begun: list[tuple[int, int]] = []
     app = App("stalls", stream="STALLS", subjects=["stalls.>"])
     network = model_network()
     process = Process(1)
+    stops: list[float] = []
 
     def stop(delivery: Delivery) -> None:
-        if delivery.reply.startswith("$JS.ACK.STALLS_h_PARTITIONS.") and not process.was_away:
-            process.is_stopped = process.was_away = True
-            network.clock.after(15.0, process.resume)
+        if delivery.reply.startswith("$JS.ACK.STALLS_h_PARTITIONS.") and not stops:
+            stops.append(network.clock.now)
+            if when == "silent":
+                for wire in process.wires:
+                    wire.silence(15.0)
+            else:
+                process.is_stopped = True
+                network.clock.after(15.0, process.resume)
 
     async def main() -> None:
         all_done = asyncio.Event()
@@ -166,7 +172,7 @@ def test_a_process_that_was_stopped_while_it_pulled_begins_nothing_that_another_
 
     with asyncio.Runner(loop_factory=lambda: ProcessLoop(network)) as runner:
         runner.run(main())
-    assert process.was_away
+    assert stops
     assert begun[0][1] > 1
     assert [number for number, _ in begun] == sorted(number for number, _ in begun)
 
@@ -263,7 +269,7 @@ def test_events_that_wait_for_a_watch_that_is_behind_are_named_and_continue(capl
     done: list[int] = []
     is_behind = False
     kept: list[Any] = []
-    note = RecordWatch._note
+    note = RecordWatch._apply
 
     def late(self: RecordWatch, entry: Any) -> None:
         kept.append(entry)
@@ -294,10 +300,10 @@ def test_events_that_wait_for_a_watch_that_is_behind_are_named_and_continue(capl
             running.cancel()
             await asyncio.wait([running])
 
-    with mock.patch.object(RecordWatch, "_note", late):
+    with mock.patch.object(RecordWatch, "_apply", late):
         run_in_virtual_time(main())
     assert done == [0, 1, 2]
-    assert "looking for events that were on their way: the watch of the handlers' bucket is at revision" in caplog.text
+    assert "cannot look up redelivered events (the watch of the handlers' bucket is at revision" in caplog.text
     assert "messages of <Consumer STALLS_h_PARTITIONS/h-p0> were pulled" in caplog.text
 
 
@@ -361,7 +367,7 @@ def test_a_handler_that_swallows_cancellations_is_cancelled_again_or_its_worker_
         return
     assert isinstance(error, HandlerStalled)
     assert error.still_runs
-    assert "sequence 1 of key 'k' is in attempt 1, which has not ended" in str(error)
+    assert "event 1 of key 'k' is in attempt 1, which has not ended" in str(error)
     assert (told.held[-1].events, told.held[-1].running, told.held[-1].pulled) == (1, 1, 0)
     assert told.held[-1].oldest_s > 2 * (6.0 + 4.0)
     assert "has not ended" in told.held[-1].stalled[0]

@@ -16,7 +16,7 @@ from support.reminding import ENDS, LATE, do_at_that_moment, reminding, set_time
 import jetspark
 from jetspark import StreamConfig
 from jetspark.app import App, AppClient, Context, Event, Reject, Retry, RetryIn, Timers
-from jetspark.app.dead_letters.redriving import LetterFilter, run_redrive
+from jetspark.app.dead_letters.redriving import DeadLetterFilter, run_redrive
 from jetspark.errors import ConfigError, TopologyDrift
 from jetspark.server import NatsCluster, NatsServer
 
@@ -345,7 +345,7 @@ async def test_an_event_of_a_timer_is_retried_and_redriven_like_any_other(nats_u
         # What the server says of the timer in the event's headers must not be taken for an order to end it.
         assert [each.name async for each in orders.timers.list()] == ["other"]
         is_mended = True
-        await run_redrive(orders.js, app, LetterFilter.parse("counting", []))
+        await run_redrive(orders.js, app, DeadLetterFilter.parse("counting", []))
 
         async def is_handled() -> bool:
             return handled == ["rejected"]

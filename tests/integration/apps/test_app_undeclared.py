@@ -133,7 +133,7 @@ async def test_a_handler_publishes_no_undeclared_event(server: NatsServer, js: J
     async with running(app, server.url):
         await until(lambda: is_settled(js, app, "billing"))
         store = await HandlerStore.open(js, app.name, "billing")
-        [letter] = [each.letter async for each in store.all_letters()]
+        [letter] = [each.letter async for each in store.all_dead_letters()]
     assert letter.cause is not None
     assert SAID in letter.cause.message
     assert await stored(js) == {"orders.paid.o-1": 1}
@@ -181,7 +181,7 @@ async def test_a_workflow_decides_no_undeclared_event(server: NatsServer, js: Je
     async with running(app, server.url):
         await until(lambda: is_settled(js, app, "ordering"))
         store = await HandlerStore.open(js, app.name, "ordering")
-        [letter] = [each.letter async for each in store.all_letters()]
+        [letter] = [each.letter async for each in store.all_dead_letters()]
         async with app.connect(server.url) as shop:
             assert await shop.workflow("ordering").get("o-1") is None
     assert letter.cause is not None

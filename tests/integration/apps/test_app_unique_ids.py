@@ -13,9 +13,8 @@ from support.repeated import WINDOW, Held, Moved, app, oracle, some_messages
 from jetspark import StreamConfig
 from jetspark.aio.jetstream import JetStream
 from jetspark.app import App
-from jetspark.app.projections.marks import Mark
-from jetspark.app.projections.recent_ids import ID_BYTES
-from jetspark.app.replay import ReplayRequest, plan_replay, rebuild, repair_keys, run_replay, verify
+from jetspark.app.projections.state_header import ID_BYTES, Mark
+from jetspark.app.replay import RebuildOptions, ReplayRequest, plan_replay, rebuild, repair_keys, run_replay, verify
 from jetspark.app.testing import TestApp
 from jetspark.errors import UsageError
 from jetspark.jetstream.kv import operation_of
@@ -76,7 +75,7 @@ async def test_a_rebuild_a_repair_and_a_replay_store_the_ids_that_a_worker_store
     async with running(app, server.url):
         await until(lambda: is_folded(js))
     right = await held(js, "ledger_sums")
-    built = await rebuild(js, app, "sums", check=True)
+    built = await rebuild(js, app, "sums", RebuildOptions(check=True))
     assert await held(js, built.new.bucket) == right
     healthy = [key for key, each in right.items() if each.value is not None and each.parked is None]
     bucket = await js.stream("KV_ledger_sums")

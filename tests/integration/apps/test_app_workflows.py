@@ -406,6 +406,19 @@ async def test_waiting_for_a_run_that_does_not_end_names_it(nats_url: str) -> No
     assert issubclass(WorkflowNotOver, TimeoutError)
 
 
+async def test_waiting_for_a_run_whose_server_is_away_does_not_say_that_it_has_not_begun() -> None:
+    app = fulfilment()
+    with NatsServer() as server:
+        await app.apply(server.url)
+        async with app.connect(server.url) as shop:
+            server.pause()
+            try:
+                with pytest.raises(WorkflowNotOver, match="the server did not report its status"):
+                    await shop.workflow("fulfilment").wait_for_end("o-1", timeout=0.5)
+            finally:
+                server.resume()
+
+
 async def test_a_timeline_that_cannot_be_read_raises_one_plain_error(own: NatsServer) -> None:
     async with jetspark.connect(own.url) as client:
         js = client.jetstream(timeout=0.5)
@@ -457,4 +470,4 @@ async def test_workers_whose_stream_is_deleted_say_so_in_a_line_each(
     records = [record for record in caplog.records if record.levelno >= logging.ERROR]
     assert [record.getMessage() for record in records if record.name == "asyncio"] == []
     told = [record.getMessage() for record in records if record.name == "jetspark.app"]  # none, if one noticed alone
-    assert all(text.startswith("another worker has ended as well: consumer ") for text in told), told
+    assert all(text.startswith("another worker failed as well: consumer ") for text in told), told

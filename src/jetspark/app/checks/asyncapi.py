@@ -28,7 +28,7 @@ def asyncapi(app: HasSpec, *, version: str | None = None) -> dict[str, Any]:
     """The document; its version is that of the application (``App(version=)``), unless another is given."""
     app = app.spec
     contracts = list(app.catalogue)
-    schemas: dict[str, Any] = {}
+    schemas: dict[str, object] = {}
     for contract in contracts:
         schemas.update(_schemas(contract))
     return {
@@ -53,9 +53,9 @@ def _channel(contract: Contract) -> str:
     return contract.subject.text.replace("{", "").replace("}", "")
 
 
-def _described(contract: Contract, contracts: list[Contract]) -> dict[str, Any]:
+def _described(contract: Contract, contracts: list[Contract]) -> dict[str, object]:
     same = [each for each in contracts if each.subject.text == contract.subject.text]
-    result: dict[str, Any] = {
+    result: dict[str, object] = {
         "address": contract.subject.text,
         "messages": {_name(each): {"$ref": f"#/components/messages/{_name(each)}"} for each in same},
     }
@@ -65,8 +65,8 @@ def _described(contract: Contract, contracts: list[Contract]) -> dict[str, Any]:
     return result
 
 
-def _operations(app: AppSpec, contracts: list[Contract]) -> dict[str, Any]:
-    operations: dict[str, Any] = {}
+def _operations(app: AppSpec, contracts: list[Contract]) -> dict[str, object]:
+    operations: dict[str, object] = {}
     for contract in contracts if app.owns_stream else []:
         operations[f"send.{_name(contract)}"] = {"action": "send", **_reference(contract)}
     for spec in app.handlers.values():
@@ -77,13 +77,13 @@ def _operations(app: AppSpec, contracts: list[Contract]) -> dict[str, Any]:
     return operations
 
 
-def _reference(contract: Contract) -> dict[str, Any]:
+def _reference(contract: Contract) -> dict[str, object]:
     channel = f"#/channels/{_channel(contract)}"
     return {"channel": {"$ref": channel}, "messages": [{"$ref": f"{channel}/messages/{_name(contract)}"}]}
 
 
-def _message(contract: Contract, source: str) -> dict[str, Any]:
-    attributes: dict[str, Any] = {
+def _message(contract: Contract, source: str) -> dict[str, object]:
+    attributes: dict[str, object] = {
         "specversion": {"const": "1.0"},
         "id": _TEXT,
         "source": {"type": "string", "examples": [source]},
@@ -106,7 +106,7 @@ def _message(contract: Contract, source: str) -> dict[str, Any]:
     }
 
 
-def _schemas(contract: Contract) -> dict[str, Any]:
+def _schemas(contract: Contract) -> dict[str, object]:
     """The schema of the data and of each type in it, with references that hold in the document."""
     name = _name(contract)
     schema = document(contract)
@@ -116,7 +116,7 @@ def _schemas(contract: Contract) -> dict[str, Any]:
     return {key: _moved(value, name) for key, value in found.items()}
 
 
-def _moved(value: Any, name: str) -> Any:
+def _moved(value: object, name: str) -> object:
     if isinstance(value, dict):
         return {
             word: _target(each, name) if word in ("$ref", "mapping") else _moved(each, name)
@@ -125,7 +125,7 @@ def _moved(value: Any, name: str) -> Any:
     return [_moved(each, name) for each in value] if isinstance(value, list) else value
 
 
-def _target(value: Any, name: str) -> Any:
+def _target(value: object, name: str) -> object:
     if isinstance(value, dict):  # the mapping of a discriminator
         return {tag: _target(each, name) for tag, each in value.items()}
     return value.replace("#/$defs/", f"#/components/schemas/{name}.") if isinstance(value, str) else value

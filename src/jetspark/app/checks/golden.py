@@ -1,7 +1,8 @@
 """Golden files: the contracts of an application in a folder, one file for each type and version.
 
 They are committed beside the code. A file is written when its version is new and never changed afterwards, so a test
-that reads them all (:func:`check_contracts`) proves that the code of today reads what the code of any day has written.
+that reads them all (:func:`check_contracts`) proves that the present code reads everything that earlier code has
+written.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jetspark.app.contracts.records import Finding, Record, check_records, read_record
+from jetspark.app.contracts.contract_records import Finding, Record, check_records, read_record
 from jetspark.app.contracts.registry import missing_records
 from jetspark.errors import ConfigError
 
@@ -22,10 +23,10 @@ ENDING = ".json"
 
 
 def read_golden(folder: str | Path) -> dict[tuple[str, int], Record]:
-    """The records in a folder, by type and version; none if there is no such folder.
+    """The records in a folder, by type and version; empty if the folder does not exist.
 
     Raises:
-        ConfigError: A file is no record, not the one that its name says, or cannot be read.
+        ConfigError: A file is not a record, has another contract than its name says, or cannot be read.
     """
     found = {}
     for path in sorted(Path(folder).glob(f"*{ENDING}")):
@@ -40,7 +41,7 @@ def read_golden(folder: str | Path) -> dict[tuple[str, int], Record]:
 
 
 def golden_findings(app: HasSpec, folder: str | Path) -> list[Finding]:
-    """What the code of today does not keep of the files, and what has no file yet."""
+    """Promises in the files that the present code does not keep, and contracts without a file."""
     app = app.spec
     return check_records(app.catalogue, read_golden(folder), app.compatibility)
 
@@ -49,7 +50,7 @@ def write_golden(app: HasSpec, folder: str | Path) -> list[Path]:
     """Write the files that are missing, and return them. Files that are there are left alone, right or wrong.
 
     Raises:
-        ConfigError: A file is no record, or the folder cannot be written to.
+        ConfigError: A file is not a record, or the folder cannot be written to.
     """
     app = app.spec
     folder = Path(folder)
@@ -73,7 +74,7 @@ def check_contracts(app: HasSpec, folder: str | Path) -> None:
     """Assert that every golden file is kept, and that every type and version has one. For tests.
 
     Raises:
-        AssertionError: One is not; the message lists field and rule of each.
+        AssertionError: A contract does not hold; the message lists field and rule of each.
     """
     app = app.spec
     findings = golden_findings(app, folder)

@@ -1,4 +1,4 @@
-"""What `jetspark check` finds in an application without a server: names, overlaps, ownership.
+"""Checks of `jetspark check` that need no server: names, overlaps, ownership.
 
 An *error* cannot work, or breaks what the framework promises. A *warning* works, and is what teams regret later.
 """
@@ -18,7 +18,7 @@ from jetspark.app.contracts.catalogue import Contract
 from jetspark.app.contracts.field_rules import field_names, private_fields
 from jetspark.app.layout import topology_of
 from jetspark.app.spec import AppSpec, HasSpec
-from jetspark.app.workflows.commands import CommandAnswered, CommandSent, workflow_subjects
+from jetspark.app.workflows.command_events import CommandAnswered, CommandSent, workflow_subjects
 from jetspark.core.subjects import is_subset, overlaps
 from jetspark.errors import ConfigError
 
@@ -35,11 +35,11 @@ IMPERATIVES = frozenset({
     "stop", "submit", "sync", "transfer", "update", "validate", "verify", "write",
 })
 # fmt: on
-"""Last words of a type that ask for something: a command, not an event."""
+"""Last words of a type that make a request: the name of a command, not of an event."""
 AMBIGUOUS = frozenset(
     {"changed", "data", "done", "event", "handled", "info", "message", "processed", "status", "touched"}
 )
-"""Last words of a type that do not say what happened."""
+"""Last words of a type that do not name a fact."""
 
 _is_camel = re.compile(r".*[a-z0-9][A-Z]").match
 _is_snake = re.compile(r"[a-z0-9]+_[a-z0-9_]+").fullmatch
@@ -47,7 +47,7 @@ _is_snake = re.compile(r"[a-z0-9]+_[a-z0-9_]+").fullmatch
 
 @dataclass(frozen=True, slots=True)
 class Lint:
-    """One thing to look at."""
+    """A finding of the checks."""
 
     level: Level
     rule: str
@@ -96,7 +96,7 @@ def _event(contract: Contract) -> Iterator[Lint]:
     if word in AMBIGUOUS:
         yield Lint("warning", "ambiguous_type", where, f"{word!r} does not say what happened")
     if contract.type != contract.type.lower():
-        yield Lint("warning", "type_case", where, "types are lower case, so that nobody has to remember how it was")
+        yield Lint("warning", "type_case", where, "write types in lower case, so that their spelling is predictable")
     for token in contract.subject.text.split("."):
         if not token.startswith("{") and token != token.lower():
             yield Lint("warning", "subject_case", where, f"subject token {token!r} is not lower case")
@@ -150,10 +150,10 @@ def _stream(app: AppSpec) -> Iterator[Lint]:
 
 
 def _impure(app: AppSpec) -> Iterator[Lint]:
-    """What is run again on the same events, and may come to another result."""
+    """Functions that run again on the same events and may return another result."""
     folds = [(f"projection {name}", spec.kind) for name, spec in app.projections.items()]
     folds += [(f"entities {name}", spec.fold.spec.kind) for name, spec in app.entities.items() if spec.fold is not None]
-    run: list[tuple[str, str, Any, type[Any] | None]] = [
+    run: list[tuple[str, str, Any, type | None]] = [
         *((where, name, getattr(kind, name), kind) for where, kind in folds for name in ("key", "apply")),
         *(
             (f"workflow {name}", "react", getattr(spec.kind, "react", None), spec.kind)
@@ -200,7 +200,7 @@ def _commands(app: AppSpec) -> Iterator[Lint]:
 
 
 def _ownership(one: AppSpec, other: AppSpec) -> Iterator[Lint]:
-    """What two applications both claim."""
+    """Names and subjects that two applications both claim."""
     where = f"app {one.name}"
     if one.name == other.name:
         yield Lint("error", "app_name", where, "two applications have this name, and would share streams and buckets")
@@ -228,7 +228,8 @@ def _ownership(one: AppSpec, other: AppSpec) -> Iterator[Lint]:
 
 
 def _two_classes(contract: Contract, theirs: Contract, other: AppSpec) -> str:
-    def place(kind: type[Any]) -> str:
+    def qualified_name(kind: type[object]) -> str:
         return f"{kind.__module__}.{kind.__qualname__}"
 
-    return f"{place(contract.kind)}, and {place(theirs.kind)} in app {other.name}: one class says what a type is"
+    ours, others = qualified_name(contract.kind), qualified_name(theirs.kind)
+    return f"{ours}, and {others} in app {other.name}: one class says what a type is"

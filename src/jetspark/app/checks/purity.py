@@ -1,9 +1,9 @@
-"""Find what makes a function give another answer the next time: clocks, chance, new ids.
+"""Finds calls that make a function return another result the next time: clocks, random numbers, new ids.
 
-Folds, decisions and upcasts are run again on the same events, and have to come to the same result. The bytecode is
-read, not run: names that lead to such a function, through globals, closures, imports inside the function (which are
-imported here too), methods of the class, decorators, and functions of the application's own modules. What is called
-through anything else, such as an object in an attribute, is not seen.
+Folds, decisions and upcasts run again on the same events and must return the same result. The bytecode is read, not
+run: names that lead to an impure function through globals, closures, imports inside the function (which are imported
+here too), methods of the class, decorators, and functions of the application's own modules. A function that is called
+through anything else, such as an object in an attribute, is not found.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import os
 import random
 import re
 import secrets
-import sys
+import sysconfig
 import time
 import types
 import uuid
@@ -26,23 +26,24 @@ from typing import Any
 __all__ = ["impure_names"]
 
 _MODULES = (random, secrets)
-"""Everything in them is chance."""
+"""Everything in them is random."""
 _OF_TIME = {"sleep", "strftime", "strptime", "mktime", "struct_time"}
 """Functions of ``time`` that read no clock, or do nothing but wait."""
-_NAMES: dict[Any, set[str]] = {
+_NAMES: dict[object, set[str]] = {
     datetime.datetime: {"now", "utcnow", "today"},
     datetime.date: {"today", "fromtimestamp"},
     uuid: {"uuid1", "uuid4", "uuid6", "uuid7", "getnode"},
     os: {"urandom", "getrandom", "getpid", "environ", "getenv"},
 }
+_STANDARD_LIBRARY = Path(sysconfig.get_path("stdlib"))
 _ATTRIBUTES = {"LOAD_ATTR", "LOAD_METHOD"}
 _GLOBALS = {"LOAD_GLOBAL", "LOAD_NAME"}
 # From a fold through helpers of helpers: bounds the recursion.
 _MAX_DEPTH = 20
 
 
-def impure_names(function: Any, owner: type[Any] | None = None) -> list[str]:
-    """What a function uses that has another answer each time, such as ``datetime.now``; each once.
+def impure_names(function: object, owner: type | None = None) -> list[str]:
+    """The names a function uses whose result differs from call to call, such as ``datetime.now``; each once.
 
     Args:
         owner: The class whose method it is; methods that it calls of ``self`` are read as well.
@@ -50,19 +51,19 @@ def impure_names(function: Any, owner: type[Any] | None = None) -> list[str]:
     return list(dict.fromkeys(_found(function, owner, set(), 0)))
 
 
-def _found(function: Any, owner: type[Any] | None, seen: set[types.CodeType], depth: int) -> Iterator[str]:
+def _found(function: object, owner: type | None, seen: set[types.CodeType], depth: int) -> Iterator[str]:
     for plain in _layers(function):
         if depth > _MAX_DEPTH or (depth and not _is_of_application(plain)):
             continue
         code = plain.__code__
-        known = {code.co_varnames[0]: owner} if code.co_argcount and owner is not None else {}
+        known: dict[str, object] = {code.co_varnames[0]: owner} if code.co_argcount and owner is not None else {}
         for name, cell in zip(code.co_freevars, plain.__closure__ or (), strict=True):
             if cell != types.CellType():  # one that is still empty
                 known[name] = cell.cell_contents
         yield from _in_code(code, plain.__globals__, known, seen, depth)
 
 
-def _layers(function: Any) -> Iterator[types.FunctionType]:
+def _layers(function: object) -> Iterator[types.FunctionType]:
     """The functions that a call runs: of a method, of a partial, and what decorators have wrapped."""
     while function is not None:
         if isinstance(function, types.MethodType):
@@ -76,14 +77,19 @@ def _layers(function: Any) -> Iterator[types.FunctionType]:
 
 
 def _is_of_application(function: types.FunctionType) -> bool:
-    """Whether it is no function of the standard library, of an installed package, or of JetSpark."""
+    """True for a function that is not part of the standard library, an installed package, or JetSpark.
+
+    The file decides, not the module's name: an application may have a module ``calendar`` or ``statistics``.
+    """
     package = (function.__module__ or "").partition(".")[0]
-    is_installed = {"site-packages", "dist-packages"} & {*Path(function.__code__.co_filename).parts}
-    return package not in {*sys.stdlib_module_names, __name__.partition(".")[0]} and not is_installed
+    file = Path(function.__code__.co_filename)
+    is_of_python = str(file).startswith("<frozen ") or file.is_relative_to(_STANDARD_LIBRARY)
+    is_installed = bool({"site-packages", "dist-packages"} & {*file.parts})
+    return package != __name__.partition(".")[0] and not is_of_python and not is_installed
 
 
 def _in_code(
-    code: types.CodeType, names: dict[str, Any], known: dict[str, Any], seen: set[types.CodeType], depth: int
+    code: types.CodeType, names: dict[str, object], known: dict[str, object], seen: set[types.CodeType], depth: int
 ) -> Iterator[str]:
     if code in seen:
         return
@@ -98,14 +104,14 @@ def _in_code(
             yield from _in_code(inner, names, dict(known), seen, depth)
 
 
-def _loads(code: types.CodeType, names: dict[str, Any], known: dict[str, Any]) -> Iterator[tuple[Any, Any, str]]:
-    """Everything that is loaded and can be told before it runs: what it is an attribute of, itself, and its name.
+def _loads(code: types.CodeType, names: dict[str, object], known: dict[str, object]) -> Iterator[tuple[Any, Any, str]]:
+    """Everything that is loaded and known before the code runs: its holder, itself, and its name.
 
     ``known`` are such names besides globals: ``self``, closures, and imports, which are added.
     """
-    holder: Any = None
-    found: Any = None
-    module: Any = None
+    holder: object = None
+    found: object = None
+    module: object = None
     path = ""
     steps = list(dis.get_instructions(code))
     for at, step in enumerate(steps):
@@ -137,7 +143,7 @@ def _parts(step: dis.Instruction) -> Iterable[tuple[str, Any]]:
     return zip(kinds or [step.opname], step.argval if len(kinds) > 1 else [step.argval], strict=True)
 
 
-def _imported(name: str, names: dict[str, Any], level: int, fromlist: Any) -> Any:
+def _imported(name: str, names: dict[str, object], level: int, fromlist: Any) -> object:
     try:
         return __import__(name, names, None, fromlist or (), level)
     except Exception:  # any code may run; the function would fail as well
@@ -145,7 +151,7 @@ def _imported(name: str, names: dict[str, Any], level: int, fromlist: Any) -> An
 
 
 def _has_zone(steps: Sequence[dis.Instruction]) -> bool:
-    """Whether the call that begins where this attribute does has more than one argument, or cannot be told."""
+    """True if the call that begins with this attribute has more than one argument, or an unknown number."""
     begins = _beginning(steps[0])
     calls = (each for each in steps if each.opname.startswith("CALL") and _beginning(each) == begins)
     call = next(calls, None)
@@ -157,13 +163,13 @@ def _beginning(step: dis.Instruction) -> tuple[int | None, int | None]:
     return (place.lineno, place.col_offset) if place is not None else (None, None)
 
 
-def _attribute(holder: Any, name: str) -> Any:
+def _attribute(holder: object, name: str) -> object:
     """An attribute of a module or class; of anything else it would be read by code of its own."""
     return getattr(holder, name, None) if isinstance(holder, types.ModuleType | type | random.Random) else None
 
 
-def _is_impure(found: Any) -> bool:
-    """Whether something is a function of a clock or of chance."""
+def _is_impure(found: object) -> bool:
+    """True for functions that read a clock or a random generator."""
     holder, name = getattr(found, "__self__", None), getattr(found, "__name__", "")
     if isinstance(holder, random.Random) or (isinstance(holder, type) and name in _NAMES.get(holder, ())):
         return True

@@ -1,1 +1,1 @@
-"""Commands: what an application is asked to do, decided on the events inside a boundary, and stored under guards."""
+"""Commands: requests to an application, decided on the events inside a boundary, and stored under guards."""

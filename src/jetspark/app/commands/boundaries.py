@@ -1,7 +1,8 @@
-"""What a worker knows of boundaries: the events it has read, kept for the next command. Pure.
+"""A worker's cache of boundaries: the events it has read, kept for the next command. Pure.
 
-Nothing here has to be current. A decision on what is remembered is stored only if the boundary has not moved since, and
-one that stores nothing is only given after the stream's leader was asked. So remembering saves a request, and no more.
+The cache may be stale. A decision made from it is stored only if the boundary has not moved since, and a decision that
+stores nothing is returned only after the stream's leader has confirmed the boundary. The cache saves a request and
+guarantees nothing.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
 from jetspark.app.commands.command_spec import CommandReply, Past, PastEvent
-from jetspark.app.contracts.faults import USER_ERRORS
+from jetspark.app.contracts.faults import user_errors
 from jetspark.app.finite_json import check_finite
 from jetspark.app.projections.projection_spec import ProjectionSpec
 
@@ -41,11 +42,11 @@ class SnapshotState(NamedTuple):
 
 
 class _Outcome(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What is recorded with each event of a decision, for retries: the header ``Jetspark-Outcome``."""
+    """The header ``Jetspark-Outcome`` of each event of a decision, from which retries are answered."""
 
     events: int
     index: int
-    reply: Any = None
+    reply: object = None
 
 
 encode_state = msgspec.json.Encoder(order="sorted").encode
@@ -56,8 +57,8 @@ _decode_outcome = msgspec.json.Decoder(_Outcome).decode
 _ONE_EVENT = msgspec.json.encode(_Outcome(1, 0)).decode()
 
 
-def outcome_of(index: int, events: int, reply: Any) -> str:
-    """What the ``index``-th of some events records.
+def outcome_of(index: int, events: int, reply: object) -> str:
+    """The outcome header of event ``index`` of a decision with ``events`` events.
 
     Raises:
         TypeError, ValueError: The reply is nothing that JSON has.
@@ -71,24 +72,24 @@ def outcome_of(index: int, events: int, reply: Any) -> str:
 
 
 class BoundaryPast:
-    """The events under one filter, up to the last one that is known."""
+    """The events under one filter, up to the last known one."""
 
     def __init__(self, filter: str, snapshot: SnapshotState | None = None) -> None:
         self.filter, self.snapshot = filter, snapshot
         self.entries: list[PastEvent] = []
         self.last = 0
-        """The sequence of the last event under the filter that is known; 0 if there is none."""
+        """The sequence of the last known event under the filter; 0 before the first."""
         self.last_id: str | None = None
         """The ``Nats-Msg-Id`` of that event; None if it is not known, or has none."""
         self.through = 0
-        """Where the stream ended when this was all of the boundary; 0 if that is not known."""
+        """The stream's last sequence when this was the whole boundary; 0 while that is unknown."""
         self.decided: dict[str, PastEvent] = {}
         """The first event of each command, by its id."""
         self.has_firings = False
         """Timers have published some of these events."""
 
-    def may_go_on_to(self, sequence: int, id: str | None) -> bool:
-        """Whether the last message under the filter is our last one, or comes after it."""
+    def may_continue_to(self, sequence: int, id: str | None) -> bool:
+        """True if the last message under the filter is our last known event, or a later one."""
         if sequence == self.last and id is not None and self.last_id is not None:
             return id == self.last_id
         return sequence >= self.last
@@ -132,7 +133,7 @@ def recorded_reply(pasts: Sequence[BoundaryPast], command_id: str) -> tuple[str 
 
 
 def merged_past(pasts: Sequence[BoundaryPast], projection: ProjectionSpec | None, key: str) -> Past:
-    """What ``decide`` gets."""
+    """The ``past`` argument of ``decide``."""
     entries = _merged(pasts)
     those = counted(entries) if any(past.has_firings for past in pasts) else entries
     version = max(past.last for past in pasts)
@@ -140,7 +141,7 @@ def merged_past(pasts: Sequence[BoundaryPast], projection: ProjectionSpec | None
         return Past(those, version=version)
     spec = projection
 
-    def state() -> Any:
+    def state() -> object:
         # Of all events, as the projection's own engines fold them.
         value = _folded(entries, pasts[0].snapshot, spec, key)
         return None if value is None else spec.decode_state(value)
@@ -151,8 +152,9 @@ def merged_past(pasts: Sequence[BoundaryPast], projection: ProjectionSpec | None
 def counted(entries: Sequence[PastEvent]) -> Sequence[PastEvent]:
     """Without events of timers that the server has stored behind the end of the timer (see :mod:`jetspark.app.timers`).
 
-    Such an event names its timer, and as its cause the command that had set it. It is left out if that command was
-    decided before the end. Where no command of the boundary has set the timer, this cannot be told: then it counts.
+    The event of a timer names its timer, and has the command that set it as its cause. The event is left out if that
+    command was decided before the timer ended. If no command of the boundary has set the timer, the order is unknown
+    and the event counts.
     """
     found, decided, ended = list[PastEvent](), dict[str | None, int](), dict[str | None, int]()
     for entry in entries:
@@ -196,7 +198,7 @@ def advance_snapshot(
     """
     try:
         snapshot = SnapshotState(_folded(_merged(pasts), pasts[0].snapshot, spec, key), last)
-    except USER_ERRORS:
+    except user_errors():
         return  # the next command that looks at the state raises this, and says so to its caller
     for past in pasts:
         past.snapshot = snapshot
@@ -215,7 +217,7 @@ class BoundaryCache:
         return len(self._pasts)
 
     def get(self, filter: str, snapshot: str = "") -> BoundaryPast | None:
-        """What is known under a filter, with the key of a snapshot or without."""
+        """The cached past of a filter, optionally with the key of a snapshot."""
         found = self._pasts.get((filter, snapshot))
         return None if found is None else found[0]
 

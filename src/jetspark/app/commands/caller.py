@@ -27,15 +27,15 @@ from jetspark.errors import (
 if TYPE_CHECKING:
     from jetspark.aio.jetstream import JetStream
     from jetspark.app.causes import CauseLike
-    from jetspark.app.commands.here import DecidingHere
+    from jetspark.app.commands.local_decider import LocalDecider
     from jetspark.app.spec import AppSpec
 
 __all__ = ["call_command"]
 
 REPEATED_AFTER = 0.5
-"""When this part of its time has passed, a request without an answer is sent once more."""
+"""A request without an answer is sent once more after this part of its time-out."""
 LOOK_AGAIN_S = 0.02
-"""How often a call that cannot be sent looks whether it can be."""
+"""Polling interval of a call that cannot be sent."""
 
 
 class CallingClient(Protocol):
@@ -60,15 +60,15 @@ async def call_command(
     expected_version: int | None,
     correlation_id: str | None,
     timeout: float | None,
-    here: DecidingHere | None = None,
+    here: LocalDecider | None = None,
 ) -> CommandReply:
-    """What :meth:`AppClient.call` does; ``here`` decides the command, if it is given, and a worker otherwise."""
+    """Implements :meth:`AppClient.call`; ``here`` decides the command in this process, None sends it to a worker."""
     app = client.app
     contract = getattr(type(command), "__contract__", None)
     name = "" if contract is None else contract.type
     if name not in app.commands or app.commands[name].kind is not type(command):
-        known = ", ".join(sorted(spec.kind.__name__ for spec in app.commands.values())) or "it has none"
-        raise ConfigError(f"{type(command).__name__} is no command of app {app.name!r}: expected one of {known}")
+        known = ", ".join(sorted(spec.kind.__name__ for spec in app.commands.values())) or "none declared"
+        raise ConfigError(f"{type(command).__name__} is not a command of app {app.name!r}: expected one of {known}")
     _check_text("command_id", command_id, "a text that is new for each command, or None for one of our own")
     _check_text("correlation_id", correlation_id, "a text, or None")
     if expected_version is not None:
@@ -93,12 +93,12 @@ async def call_command(
         return await here.call(app.commands[name], command, cause, expected_version, timeout_s, write)
     body, headers = write()
     subject = wire.command_subject(app.name, name)
-    asking = _Asking(context, subject, body, headers)
+    request = _RepeatedRequest(context, subject, body, headers)
     try:
-        answer = await asking.answer(timeout_s)
+        answer = await request.answer(timeout_s)
         return wire.read_reply(answer.data, answer.headers)
     except NoResponders:
-        if asking.was_repeated:  # somebody may have got the first one
+        if request.was_repeated:  # somebody may have got the first one
             raise CommandInDoubt(name, id, timeout_s) from None
         raise NoWorkers(app.name, name, subject) from None
     except CommandInDoubt as error:
@@ -118,17 +118,17 @@ def _check_text(name: str, value: object, expected: str) -> None:
     raise ConfigError(f"{name}={value!r}: expected {expected}")
 
 
-class _Asking:
-    """One request, which is sent once more when half of its time has passed: the worker or the connection may be gone.
+class _RepeatedRequest:
+    """One request, sent once more after half of its time-out: the worker or the connection may be gone.
 
-    Twice does no harm, since the command has an id: it is decided once. But where one worker says that nothing is
-    stored, the other may be at it still, and decide otherwise a moment later. So such an answer counts only when the
-    other one is there, too.
+    A second request is harmless: the command has an id, so it is decided once. But while one worker answers that
+    nothing is stored, the other may still decide, and store events a moment later. So such an answer counts only once
+    the other one has arrived as well.
 
-    A worker is told how much time is left, and stops before that is over. So a request must not wait in a buffer on
-    our side, and arrive when its caller is gone and maybe has asked again.
+    A request carries the remaining time, and the worker stops before it is over. So a request must not wait in a local
+    buffer and arrive after its caller has gone and maybe asked again.
 
-    It is what ``Client.request`` does, with a second message; tasks for both would make every call longer.
+    It does the work of ``Client.request`` with a second message; tasks for both would make every call longer.
     """
 
     def __init__(self, context: DriverContext, subject: str, body: bytes, headers: dict[str, str]) -> None:
@@ -137,7 +137,7 @@ class _Asking:
         self._loop = asyncio.get_running_loop()
         self._answer: asyncio.Future[Message] = self._loop.create_future()
         self._held: Message | None = None
-        """Of two answers the first, where it does not say that something is stored."""
+        """The first of two answers, unless it says that events are stored."""
         self._tokens: list[str] = []
         self._timer: asyncio.TimerHandle
 
@@ -151,7 +151,7 @@ class _Asking:
             if self._loop.time() >= deadline:
                 raise RequestTimeout(self._what, timeout_s, was_sent=False)
             await asyncio.sleep(LOOK_AGAIN_S)
-        # One timer for both moments: hardly a call lives to see the first.
+        # One timer for both moments: most calls end before the first.
         wait_s = (deadline - self._loop.time()) * REPEATED_AFTER
         self._timer = self._loop.call_later(wait_s, self._send_again, deadline, timeout_s)
         try:
@@ -159,25 +159,24 @@ class _Asking:
         finally:
             self._timer.cancel()
             for token in self._tokens:
-                self._context.connection.requests.forget(token)
+                self._context.forget(token)
 
     def _send(self, deadline: float) -> bool:
-        """Send it, unless it would have to wait, for a connection or for room, or no time is left."""
+        """Send the request; False while there is no connection or no room for it, or if no time is left."""
         connection, (subject, body, headers) = self._context.connection, self._message
         left_s = deadline - self._loop.time()
         if left_s <= 0 or not (connection.is_connected or connection.is_closed):
             return False
         headers |= wire.timeout_header(left_s)
         try:
-            self._tokens.append(connection.request(self, subject, body, headers))
+            self._tokens.append(self._context.request_with(self, subject, body, headers))
         except BufferFull:
             return False
-        self._context.link.flush()
         return True
 
     def _send_again(self, deadline: float, timeout_s: float) -> None:
         is_sent = False
-        # Whatever speaks against it now: the first one is still waited for.
+        # If it fails, the first request may still be answered.
         with contextlib.suppress(JetSparkError):
             is_sent = self._send(deadline)
         soon = self._loop.time() + LOOK_AGAIN_S
@@ -186,7 +185,7 @@ class _Asking:
         else:
             self._timer = self._loop.call_at(soon, self._send_again, deadline, timeout_s)
 
-    # ---- what the connection calls -----------------------------------------------------------------------------
+    # ---- called by the connection -------------------------------------------------------------------------------
 
     def done(self) -> bool:
         return self._answer.done()
@@ -202,4 +201,4 @@ class _Asking:
 
 
 def _weight(answer: Message) -> int:
-    return wire.how_telling(answer.data, answer.headers)
+    return wire.answer_priority(answer.data, answer.headers)

@@ -1,14 +1,14 @@
 """Runs commands in this process: a request in, a reply or an error out, each in one of two ways.
 
-Most commands have what they need in memory: they are decided as soon as they are asked for, one guarded message is
-sent, and its acknowledgement, in the connection's own callback, is made the reply. No task, no future and no timer of
-the event loop is made for them; those took half of the time of a command.
+Most commands find everything in memory: they are decided as soon as they arrive, one guarded message is sent, and the
+reply is made from its acknowledgement, in the connection's own callback. No task, future or event-loop timer is created
+for them, which took half of the time of a command.
 
-A command that has to wait for anything else (its turn, a place, something to read, a batch, another attempt) goes on in
-a task, from the very step at which it is. The steps are those of :mod:`~jetspark.app.commands.deciding` either way.
+A command that has to wait for anything else (its turn, a slot, a read, a batch, another attempt) continues in a task
+from its current step. The steps are those of :mod:`~jetspark.app.commands.decider` in both cases.
 
-Who asks is not known here: :mod:`~jetspark.app.commands.serving` has requests from the network,
-:mod:`~jetspark.app.commands.here` those of a program that decides its commands itself.
+The runner does not know its callers: :mod:`~jetspark.app.commands.command_worker` serves requests from the network,
+:mod:`~jetspark.app.commands.local_decider` those of a program that decides its commands itself.
 """
 
 from __future__ import annotations
@@ -16,12 +16,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from jetspark.aio.context import DriverContext, context_of
 from jetspark.aio.jetstream import JetStream
@@ -30,12 +29,12 @@ from jetspark.aio.subscription import Subscription
 from jetspark.app.clock import idle_s, utc_now
 from jetspark.app.commands.boundaries import BoundaryCache
 from jetspark.app.commands.command_spec import CommandReply, CommandSpec
-from jetspark.app.commands.deciding import Append, Appended, AppendMoved, AppendUnknown, CommandRequest, Deciding
+from jetspark.app.commands.decider import Append, Appended, AppendMoved, AppendUnknown, CommandRequest, Decider
 from jetspark.app.commands.decision_store import REQUEST_S, CommandStore, stream_end
 from jetspark.app.patience import patiently
 from jetspark.app.projections.views import Views
 from jetspark.app.server_clock import REFRESH_S, ServerClock, server_clock
-from jetspark.app.turns import DecidingPlaces, Turns
+from jetspark.app.turns import DecisionSlots, Turns
 from jetspark.core.arguments import explained
 from jetspark.core.events import ConnectionEvent, Disconnected, Reconnected
 from jetspark.core.numbers import seconds, whole
@@ -44,7 +43,7 @@ from jetspark.errors import BufferFull, ConnectionClosed, JetSparkError, Permiss
 from jetspark.jetstream.publishing import read_pub_ack
 
 if TYPE_CHECKING:
-    from jetspark.app.commands.deciding import CommandStep
+    from jetspark.app.commands.decider import CommandStep
     from jetspark.app.contracts.catalogue import Catalogue
     from jetspark.app.spec import AppSpec
 
@@ -52,21 +51,18 @@ __all__ = ["CommandOptions", "CommandRun", "CommandRunner"]
 
 _logger = logging.getLogger("jetspark.app")
 
-# What a stream answers mostly. Read in a twentieth of the time that any answer takes.
-_read_plain_ack = re.compile(rb'\{"stream":"[^"\\]*", ?"seq":([0-9]+)\}').fullmatch
-
 
 @explained
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandOptions:
-    """How a process decides commands: a worker, or a program that decides its own."""
+    """Limits of deciding commands, for a worker or for a program that decides its own."""
 
     concurrency: int = 64
     """Commands that are decided at a time; those of one boundary are one after the other."""
     queue: int = 1000
     """Commands that wait for their turn; one more is answered with ``WorkersBusy``."""
     timeout_s: float = 30.0
-    """For how long a command is tried whose caller does not say how long it waits."""
+    """How long a command is tried if its caller gives no time-out."""
     cache_events: int = 100_000
     """Events of boundaries that are remembered, so that the next command on them need not read."""
 
@@ -78,14 +74,14 @@ class CommandOptions:
 
 
 class CommandRun(ABC):
-    """One command. While its message is on its way, it is what the connection tells of the acknowledgement."""
+    """One command. While its message is in transit, it is the handle of the acknowledgement."""
 
     __slots__ = (
         "_runner",
         "began",
         "boundary",
         "deadline",
-        "has_place",
+        "has_slot",
         "has_turn",
         "is_over",
         "is_wanted",
@@ -100,21 +96,22 @@ class CommandRun(ABC):
     def __init__(self, runner: CommandRunner, spec: CommandSpec, began: float, deadline: float) -> None:
         self._runner, self.spec, self.began, self.deadline = runner, spec, began, deadline
         self.boundary: tuple[str, ...] = ()
-        self.has_turn = self.has_place = self.is_over = False
+        self.has_turn = self.has_slot = self.is_over = False
         self.is_wanted = True
-        """Whether somebody waits for it: one that nobody waits for is not begun."""
+        """False once the caller is gone; such a command is not started."""
         self.token = ""
         self.wait_until = 0.0
 
     @abstractmethod
     def on_end(self, outcome: CommandReply | Exception) -> None:
-        """It has a reply or an error; a ``TimeoutError`` says that nobody knows. Turn and place are free already."""
+        """The command ended with a reply or an error; ``TimeoutError`` means an unknown outcome. Turn and slot are free
+        already."""
 
     @abstractmethod
-    def on_left(self) -> None:
-        """It is left as it is, and nobody knows whether it is decided."""
+    def on_abandoned(self) -> None:
+        """The command was abandoned with an unknown outcome."""
 
-    # ---- what the connection calls -----------------------------------------------------------------------------
+    # ---- called by the connection -------------------------------------------------------------------------------
 
     def done(self) -> bool:
         return not self.token
@@ -132,21 +129,21 @@ class CommandRunner:
     def __init__(
         self,
         context: DriverContext,
-        deciding: Deciding,
+        decider: Decider,
         store: CommandStore,
         views: Views,
         watching: asyncio.Task[None],
         options: CommandOptions,
     ) -> None:
-        self._connection, self._link = context.connection, context.link
-        self._deciding, self._store, self._views, self._watching = deciding, store, views, watching
+        self._context, self._link = context, context.link
+        self._decider, self._store, self._views, self._watching = decider, store, views, watching
         self.options = options
-        self._turns, self._places = Turns(), DecidingPlaces(options.concurrency)
+        self._turns, self._slots = Turns(), DecisionSlots(options.concurrency)
         self._loop = asyncio.get_running_loop()
         self._count = 0
         """Commands that are not over."""
-        self._on_their_way: dict[CommandRun, None] = {}
-        """Those whose message was sent and is not acknowledged."""
+        self._in_transit: dict[CommandRun, None] = {}
+        """Commands whose message was sent and is not acknowledged."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._idle: asyncio.Future[None] | None = None
         self._link.dispatcher.attach(self)
@@ -161,10 +158,10 @@ class CommandRunner:
             catalogue: The events of the application.
 
         Raises:
-            JetSparkError: There is no stream, or the server does not answer for a minute.
+            JetSparkError: The stream does not exist, or the server does not answer for a minute.
         """
         context = context_of(js)
-        # Before anybody looks at the stream: what happens to it after that is heard of.
+        # Subscribed before the stream is read, so no later change is missed.
         advisories = await context.client.subscribe(f"$JS.EVENT.ADVISORY.STREAM.*.{app.stream}")
         time = server_clock(js, app.stream)
         try:
@@ -175,42 +172,39 @@ class CommandRunner:
             raise
         # For pauses and spans, not for secrets: asking the system each time would be a twentieth of a command.
         rng = getattr(asyncio.get_running_loop(), "rng", None) or random.Random()
-        deciding = Deciding(
-            stream=app.stream,
-            end=stream_end(stream.cached_info),
-            source=app.source,
+        decider = Decider(
+            app,
+            stream_end(stream.cached_info),
             catalogue=catalogue,
-            projections=app.projections,
             cache=BoundaryCache(options.cache_events),
             clock=utc_now,
             server_now=time.last_known,
             random_bits=rng.getrandbits,
-            timers_of=app.name if app.has_timers else None,
         )
         views = Views(app, js)
-        watching = asyncio.create_task(_watch_stream(app, advisories, deciding))
-        runner = cls(context, deciding, CommandStore(js, stream, views), views, watching, options)
+        watching = asyncio.create_task(_watch_stream(app, advisories, decider))
+        runner = cls(context, decider, CommandStore(js, stream, views), views, watching, options)
         runner.spawn(_keep_time(time))
         return runner
 
     @property
     def stored(self) -> tuple[str, ...]:
         """The subjects of the stream; none if they are not known."""
-        return self._deciding.stored
+        return self._decider.stored
 
     async def finish(self, timeout: float) -> None:
-        """Wait until all that was begun is over, for at most ``timeout`` seconds."""
+        """Wait until all started commands are over, for at most ``timeout`` seconds."""
         if self._count:
             self._idle = self._loop.create_future()
             await asyncio.wait([self._idle], timeout=timeout)
 
     async def close(self) -> None:
-        """Leave what is not over: whether it is decided is told to those who ask again."""
+        """Abandon unfinished commands; a retry with the same id learns whether it was decided."""
         self._link.dispatcher.detach(self)
-        for run in [*self._on_their_way]:
+        for run in [*self._in_transit]:
             self._forget(run)
             run.steps.close()
-            self._leave(run)
+            self._abandon(run)
         tasks = [*self._tasks]
         for task in tasks:
             task.cancel()
@@ -222,24 +216,25 @@ class CommandRunner:
 
     def on_event(self, event: ConnectionEvent) -> None:
         if isinstance(event, Disconnected | Reconnected):
-            self._deciding.doubt()  # nobody told us what happened to the stream meanwhile
+            self._decider.doubt()  # the stream may have changed while the connection was down
 
     def next_deadline(self) -> float | None:
-        return min((run.wait_until for run in self._on_their_way), default=None)
+        return min((run.wait_until for run in self._in_transit), default=None)
 
     def on_time(self, now: float) -> None:
-        for run in [run for run in self._on_their_way if run.wait_until <= now]:
+        for run in [run for run in self._in_transit if run.wait_until <= now]:
             self._forget(run)
             if run.deadline <= now:
                 run.steps.close()
                 self._end(run, RequestTimeout(f"command {run.spec.name!r}", now - run.began))
             else:
-                self._go_on(run, AppendUnknown())
+                self._continue(run, AppendUnknown())
 
     # ---- a command ---------------------------------------------------------------------------------------------
 
     def start(self, run: CommandRun, read: Callable[[], CommandRequest]) -> None:
-        """Decide a command, which ``read`` reads; ``run`` is told when it is over, maybe before this returns."""
+        """Decide a command, which ``read`` decodes; ``run.on_end`` is called when it is over, possibly before this
+        returns."""
         waiting = self._count - self.options.concurrency
         self._count += 1
         if waiting >= self.options.queue:
@@ -250,23 +245,23 @@ class CommandRunner:
         except Exception as error:
             self._end(run, error)
         except BaseException:
-            self._leave(run)
+            self._abandon(run)
             raise
 
     def _begin(self, run: CommandRun, request: CommandRequest) -> None:
-        run.boundary = boundary = self._deciding.boundary(run.spec, request.command)
-        run.steps = StepRun(self._deciding.run(run.spec, request, boundary))
-        # A turn first, then a place: those that wait for one boundary must not hold the places of all the others.
+        run.boundary = boundary = self._decider.boundary(run.spec, request.command)
+        run.steps = StepRun(self._decider.run(run.spec, request, boundary))
+        # The turn comes before the slot: commands that wait for one boundary must not hold the slots of all others.
         run.has_turn = self._turns.try_begin(boundary)
-        run.has_place = run.has_turn and self._places.try_take()
-        if run.has_place:
-            self._go_on(run)
+        run.has_slot = run.has_turn and self._slots.try_take()
+        if run.has_slot:
+            self._continue(run)
         else:
             self._start_task(run)
 
     # ---- without waiting ---------------------------------------------------------------------------------------
 
-    def _go_on(self, run: CommandRun, answer: Any = None, error: Exception | None = None) -> None:
+    def _continue(self, run: CommandRun, answer: object = None, error: Exception | None = None) -> None:
         """Give the procedure the outcome of its last step, and send its next message, or start a task for the rest."""
         steps = run.steps
         steps.answer, steps.error = answer, error
@@ -280,7 +275,7 @@ class CommandRunner:
         except Exception as error:
             self._end(run, error)
         except BaseException:
-            self._leave(run)  # others wait for the turn and the place
+            self._abandon(run)  # others wait for the turn and the place
             raise
 
     def _send(self, run: CommandRun, step: Append) -> bool:
@@ -289,55 +284,50 @@ class CommandRunner:
         headers = encoded.headers | self._store.guard_headers(step, 0)
         now = self._loop.time()
         try:
-            run.token = self._connection.request(run, encoded.subject, encoded.data, headers)
+            run.token = self._context.request_with(run, encoded.subject, encoded.data, headers, at_once=self.is_alone)
         except BufferFull:
             return False
-        self.flush()
         run.wait_until = min(now + REQUEST_S, run.deadline)
-        self._on_their_way[run] = None
+        self._in_transit[run] = None
         self._link.set_alarm(run.wait_until)
         return True
 
     def on_ack(self, run: CommandRun, message: Message) -> None:
         """The stream has answered."""
         self._forget(run)
-        plain = _read_plain_ack(message.data)
-        if plain is not None:
-            self._go_on(run, Appended(int(plain[1])))
-            return
         try:
             ack = read_pub_ack(message)
         except JetSparkError as error:
             self.on_ack_failed(run, error)
         else:
-            self._go_on(run, AppendMoved(is_duplicate=True) if ack.duplicate else Appended(ack.sequence))
+            self._continue(run, AppendMoved(is_duplicate=True) if ack.duplicate else Appended(ack.sequence))
 
     def on_ack_failed(self, run: CommandRun, error: Exception) -> None:
-        """Nobody will answer, or the stream refuses."""
+        """The stream refuses the message, or no acknowledgement will come."""
         self._forget(run)
         try:
             outcome = self._store.judge(error)
         except Exception as fatal:
-            self._go_on(run, error=fatal)
+            self._continue(run, error=fatal)
         else:
-            self._go_on(run, outcome)
+            self._continue(run, outcome)
 
     def _forget(self, run: CommandRun) -> None:
-        self._on_their_way.pop(run, None)
+        self._in_transit.pop(run, None)
         token, run.token = run.token, ""
         if token:
-            self._connection.requests.forget(token)
+            self._context.forget(token)
 
     # ---- with waiting ------------------------------------------------------------------------------------------
 
     def _start_task(self, run: CommandRun) -> None:
         def over(task: asyncio.Task[None]) -> None:
             if not run.is_over:
-                self._leave(run)  # cancelled before its first step, it could not do that itself
+                self._abandon(run)  # cancelled before its first step, it could not do that itself
 
         self.spawn(self._work(run)).add_done_callback(over)
 
-    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def spawn(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
         """Do something that has to wait; :meth:`close` ends it."""
         task = self._loop.create_task(work)
         self._tasks.add(task)
@@ -345,26 +335,26 @@ class CommandRunner:
         return task
 
     async def _work(self, run: CommandRun) -> None:
-        outcome: Any = None
+        outcome: CommandReply | Exception | None = None
         try:
             async with asyncio.timeout_at(run.deadline):
                 if not run.has_turn:
                     await self._turns.begin(run.boundary)
                     run.has_turn = True
-                if not run.has_place:
-                    await self._places.take()
-                    run.has_place = True
+                if not run.has_slot:
+                    await self._slots.take()
+                    run.has_slot = True
                 if run.steps.step is not None or run.is_wanted:
                     outcome = await self._store.run(run.steps)
         except TimeoutError:
-            # Nobody waits for an answer any more. Whether it was decided is told to those who ask again.
+            # The caller has stopped waiting. A retry with the same id learns whether it was decided.
             outcome = RequestTimeout(f"command {run.spec.name!r}", self._loop.time() - run.began)
         except Exception as error:
             outcome = error
         finally:
             # Also when cancelled: others wait for the turn and the place.
             if outcome is None:
-                self._leave(run)
+                self._abandon(run)
             else:
                 self._end(run, outcome)
 
@@ -374,33 +364,31 @@ class CommandRunner:
         self._free(run)
         if isinstance(outcome, TimeoutError):
             if self._store.refused_at >= run.began:
-                reason = f": the stream does not take its events now: {self._store.refusal}"
-                _logger.warning("command %s: not decided within the caller's time%s", run.spec.name, reason)
+                reason = f": the stream refuses its events: {self._store.refusal}"
+                _logger.warning("command %s: not decided before the caller's time-out%s", run.spec.name, reason)
             else:
-                _logger.debug("command %s: not decided within the caller's time", run.spec.name)
+                _logger.debug("command %s: not decided before the caller's time-out", run.spec.name)
         run.on_end(outcome)
 
-    def _leave(self, run: CommandRun) -> None:
+    def _abandon(self, run: CommandRun) -> None:
         self._free(run)
-        run.on_left()
+        run.on_abandoned()
 
     def _free(self, run: CommandRun) -> None:
         assert not run.is_over
         run.is_over = True
-        if run.has_place:
-            self._places.give_back()
+        if run.has_slot:
+            self._slots.give_back()
         if run.has_turn:
             self._turns.end(run.boundary)
         self._count -= 1
         if self._count == 0 and self._idle is not None and not self._idle.done():
             self._idle.set_result(None)
 
-    def flush(self) -> None:
-        """Write what was sent: now, or with what the others send where there are some."""
-        if self._count <= 1:
-            self._link.flush()
-        else:
-            self._link.flush_soon()
+    @property
+    def is_alone(self) -> bool:
+        """At most one command is being decided: its message gains nothing from waiting for others to share a write."""
+        return self._count <= 1
 
 
 async def _keep_time(time: ServerClock) -> None:
@@ -410,19 +398,21 @@ async def _keep_time(time: ServerClock) -> None:
         try:
             await time.now()
         except JetSparkError as error:
-            _logger.warning("the server's time is not known anew, and goes on from its last answer: %s", error)
+            _logger.warning("the server's time could not be read (%s); still counting from its last answer", error)
 
 
-async def _watch_stream(app: AppSpec, advisories: Subscription, deciding: Deciding) -> None:
+async def _watch_stream(app: AppSpec, advisories: Subscription, decider: Decider) -> None:
     """Hear of it when the stream is deleted, made, or changed."""
     try:
         async with advisories:
             async for advisory in advisories:
                 if advisory.subject.split(".")[4] in ("CREATED", "DELETED", "UPDATED"):
-                    deciding.doubt()
+                    decider.doubt()
     except ConnectionClosed:
         pass  # nothing is decided without it
     except PermissionDenied as error:
         _logger.info(
-            "app %s: may not subscribe to %s, and looks at the stream from time to time", app.name, error.subject
+            "app %s: no permission to subscribe to %s; checking the stream every few seconds instead",
+            app.name,
+            error.subject,
         )

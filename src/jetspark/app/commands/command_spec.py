@@ -1,4 +1,4 @@
-"""Commands as classes: what is asked for, what has to be read to decide on it, and the decision itself. Pure."""
+"""Commands as classes: the request, the boundary that a decision reads, and the decision itself. Pure."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeAlias,
 import msgspec
 
 from jetspark.app.contracts.catalogue import Contract
+from jetspark.app.timers import TimerDue
 from jetspark.core.numbers import seconds, whole
 from jetspark.core.subjects import is_subset, validate_filter
 from jetspark.errors import ConfigError
@@ -40,7 +41,7 @@ E = TypeVar("E")
 Guarding: TypeAlias = Literal["auto", "boundary", "stream"]
 
 MAX_BOUNDARIES = 1000
-"""Of a command. As many are guarded by one batch at most; and comparing them all holds up the worker."""
+"""Most filters in one command's boundary: one batch guards at most this many, and comparing more delays the worker."""
 
 _find_wildcard = re.compile(r"[*>]").split
 _is_name = re.compile(r"[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*").fullmatch
@@ -58,7 +59,8 @@ class CommandMeta(msgspec.StructMeta):
 
 @dataclass_transform(field_specifiers=(msgspec.field,), frozen_default=True, kw_only_default=True)
 class Command(msgspec.Struct, frozen=True, kw_only=True, metaclass=CommandMeta):
-    """Something that is asked for: its fields say what, ``reads`` what the decision depends on, ``decide`` decides.
+    """A request to the application: its fields are the arguments, ``reads`` returns the boundary of the decision, and
+    ``decide`` decides.
 
     ::
 
@@ -81,21 +83,22 @@ class Command(msgspec.Struct, frozen=True, kw_only=True, metaclass=CommandMeta):
         def __init_subclass__(cls, *, rename: Any = None, omit_defaults: bool = False) -> None: ...
 
     def reads(self) -> Sequence[str]:
-        """The boundary: subjects, wildcards allowed. An event that is stored there meanwhile voids the decision.
+        """The boundary: subjects, wildcards allowed. An event that is stored there before the decision is stored voids
+        it.
 
         Values have to be escaped as in subjects of events, by :class:`Template`: else an id ``*`` reads all of them.
         """
         raise ConfigError(f"{type(self).__name__}: write `def reads(self)`, which returns subjects")
 
-    def decide(self, past: Past) -> Any:
-        """The events to store, as a list, or a :class:`Decision` with a reply; raise ``Refused(reason)`` to say no.
+    def decide(self, past: Past) -> object:
+        """The events to store, as a list, or a :class:`Decision` with a reply; raise ``Refused(reason)`` to refuse.
 
-        It must be pure: no clock, no I/O, no chance. It may run several times, and only the last time counts.
+        It must be pure: no clock, no I/O, no randomness. It may run several times, and only the last run counts.
         """
         raise ConfigError(f"{type(self).__name__}: write `def decide(self, past)`, which returns events")
 
-    def snapshot_key(self) -> Any:
-        """With ``snapshot=``: the key of the projection whose state ``past.state`` is."""
+    def snapshot_key(self) -> object:
+        """The key of the projection whose state becomes ``past.state``; needed with ``snapshot=``."""
         raise ConfigError(f"{type(self).__name__}: write `def snapshot_key(self)`: a key of the projection")
 
 
@@ -105,29 +108,29 @@ UNCHANGED: Any = msgspec.UNSET
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What follows from a command (:class:`Command`), or from an event of a workflow (``@app.workflow``)."""
+    """The result of a command (:class:`Command`) or of one step of a workflow (``@app.workflow``)."""
 
-    events: Sequence[Any] = ()
-    """To be stored."""
-    reply: Any = None
-    """Of a command: what the caller is told besides. Anything JSON has; it is recorded with the events, so a retry is
-    told the same; keep it small."""
+    events: Sequence[object] = ()
+    """The events to store."""
+    reply: object = None
+    """Commands only: the ``data`` of the caller's reply, any JSON value. It is recorded with the events so that a retry
+    gets the same reply; keep it small."""
     state: Any = UNCHANGED
-    """Of a workflow: the run's new state."""
-    timers: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
-    """By name: an event, and when it is published: seconds from now, a ``timedelta``, or a time with a zone. The names
-    are those of one run of a workflow; of a command they are the application's, as for ``timers.set``."""
+    """Workflows only: the run's new state."""
+    timers: Mapping[str, tuple[object, TimerDue]] = field(default_factory=dict)
+    """By name: an event, and when it is published: seconds from now, a ``timedelta``, or a time with a zone. A
+    workflow's names belong to one run; a command's belong to the application, as for ``timers.set``."""
     cancels: Sequence[str] = ()
     """Timers that end. A command needs an event for each of them."""
     commands: Mapping[str, Command] = field(default_factory=dict)
-    """Of a workflow, by name: commands to send. What becomes of each comes back as :class:`CommandAnswered`."""
-    compensations: Sequence[Any] = ()
-    """Of a workflow: events and commands that undo this step. They are published and sent, last one first, if the run
-    fails later."""
+    """Workflows only: commands to send, by name. Each answer comes back as :class:`CommandAnswered`."""
+    compensations: Sequence[object] = ()
+    """Workflows only: events and commands that undo this step. If the run fails later, they are published and sent,
+    last one first."""
     is_done: bool = False
-    """Of a workflow: the run is over, and so are its timers."""
+    """Workflows only: the run has ended; its timers are cancelled."""
     failed: str | None = None
-    """Of a workflow: why the run is over without having reached its end."""
+    """Workflows only: the reason why the run ended without reaching its goal."""
 
     def __post_init__(self) -> None:
         if isinstance(self.cancels, str):
@@ -148,26 +151,26 @@ class Decision:
             raise ConfigError(f"failed={self.failed!r}: expected a text that says why, or None")
 
 
-def _is_listing(value: Any) -> bool:
-    """Whether something can be gone through that is neither one event, which may be a pydantic model, nor a text."""
+def _is_listing(value: object) -> bool:
+    """True for an iterable other than a string or a single event (a pydantic model is iterable too)."""
     is_one = hasattr(type(value), "__contract__") or isinstance(value, str | bytes | Mapping)
     return isinstance(value, Iterable) and not is_one
 
 
 class CommandDecision(NamedTuple):
-    """What a command decided, in one form."""
+    """A command's decision, normalised."""
 
-    events: Sequence[Any] = ()
-    reply: Any = None
-    timers: Mapping[str, tuple[Any, Any]] = {}
+    events: Sequence[object] = ()
+    reply: object = None
+    timers: Mapping[str, tuple[object, TimerDue]] = {}
     cancels: Sequence[str] = ()
 
     @classmethod
-    def of(cls, decided: Any) -> CommandDecision:
-        """Of what ``decide`` returned.
+    def of(cls, decided: object) -> CommandDecision:
+        """Normalise the return value of ``decide``.
 
         Raises:
-            ConfigError: It is neither events nor a decision.
+            ConfigError: The value is neither events nor a decision.
         """
         if type(decided) is list:
             return cls(decided)  # by far the most
@@ -198,7 +201,7 @@ class CommandDecision(NamedTuple):
 
 
 _T = TypeVar("_T")
-_ONLY_OF_WORKFLOWS: dict[str, Any] = {
+_ONLY_OF_WORKFLOWS: dict[str, object] = {
     "state": UNCHANGED,
     "commands": {},
     "compensations": (),
@@ -209,23 +212,23 @@ _ONLY_OF_WORKFLOWS: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandReply:
-    """What became of a command."""
+    """The reply to a decided command."""
 
     command_id: str
     sequence: int
-    """Of its last event, to read one's own write; 0 if nothing had to be stored."""
+    """The sequence of the command's last event, for reading your own write; 0 if no event was stored."""
     events: int
-    """How many events it stored."""
+    """The number of events it stored."""
     data: Any = None
     """The ``reply`` of the decision."""
     is_repeated: bool = field(default=False, compare=False)
-    """It was decided before, and this is what was recorded."""
+    """True if the command had been decided before; the reply is the recorded one."""
 
     def data_as(self, kind: type[_T]) -> _T:
         """``data`` as a type that msgspec reads, such as a Struct, a dataclass or a TypedDict.
 
         Raises:
-            ConfigError: It is not one. The command was decided all the same.
+            ConfigError: The data does not match the type. The command was decided all the same.
         """
         try:
             return msgspec.convert(self.data, kind, str_keys=True)
@@ -243,19 +246,19 @@ class PastEvent(NamedTuple):
     subject: str
     id: str
     time: datetime.datetime | None
-    """When the producer saw it happen."""
+    """The event's time according to its producer."""
     cause: str | None
     """The id of what led to it."""
     command: str | None = None
     """The name of the command that decided it."""
     outcome: bytes | None = None
-    """What was recorded for the retries of that command."""
+    """The outcome header, recorded for retries of the command."""
     timer: str | None = None
     """The subject of the timer that has published it."""
     ended: str | None = None
     """The subject of the timer that ended with it."""
     stored: datetime.datetime | None = None
-    """When the stream stored it, by the server's clock."""
+    """The time when the stream stored the event, by the server's clock."""
 
 
 class Past:
@@ -265,11 +268,11 @@ class Past:
     """
 
     def __init__(
-        self, entries: Sequence[PastEvent], *, version: int = 0, state: Callable[[], Any] | None = None
+        self, entries: Sequence[PastEvent], *, version: int = 0, state: Callable[[], object] | None = None
     ) -> None:
         self._entries = entries
         self.version = version
-        """The sequence of the last event of the boundary; 0 if there is none."""
+        """The sequence of the last event of the boundary; 0 for an empty boundary."""
         self._state = state
 
     def __iter__(self) -> Iterator[Any]:
@@ -280,17 +283,17 @@ class Past:
 
     @cached_property
     def entries(self) -> Sequence[PastEvent]:
-        """With sequence, id, time and cause."""
-        # A copy, for those who ask: a worker remembers the list, and the next command is decided on it.
+        """The events with sequence, id, time and cause."""
+        # A copy: the worker caches the list, and decides the next command on it.
         return tuple(self._entries)
 
     def of(self, kind: type[E]) -> list[E]:
-        """Those of a type."""
+        """The events of one type."""
         return [entry.event for entry in self._entries if isinstance(entry.event, kind)]
 
     @property
     def state(self) -> Any:
-        """With ``snapshot=``: the state of the projection's key with every event of the boundary in it; or None.
+        """The state of the projection's key, with every event of the boundary applied; or None. Needs ``snapshot=``.
 
         ``past`` itself then has only events that are newer than the snapshot, and some that are not.
         """
@@ -300,7 +303,7 @@ class Past:
 
 
 def reduced(filters: Iterable[str]) -> tuple[str, ...]:
-    """Filters in order, each once, without those that another one covers."""
+    """The filters in order, without duplicates and without filters that another one covers."""
     unique = sorted(set(filters))
     # Only those with wildcards cover others, and only such as begin as they do, which is quickly seen.
     wide = [(prefix, each) for each in unique if (prefix := _find_wildcard(each)[0]) != each]
@@ -326,19 +329,19 @@ def _checked_boundary(filters: tuple[str, ...], stored: tuple[str, ...]) -> tupl
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandSpec:
-    """One command as it was declared: ``@app.command(name, ...)``; the options are these fields."""
+    """The declaration of a command, ``@app.command(name, ...)``; the options are these fields."""
 
     name: str
     kind: type[Command]
     snapshot: str | None = None
     """A projection whose state stands for the older part of a long past; see :attr:`Past.state`."""
     remember_s: float = 3600.0
-    """With ``snapshot``: how long ago a command may have been decided and still be known by its id after a restart."""
+    """How long a decided command is recognised by its id after a restart of the worker; with ``snapshot``."""
     guard: Guarding = "auto"
-    """What may not move between reading and storing: the ``boundary``, or anything in the ``stream``; ``auto`` chooses
-    the stream where a replicated one could not be trusted with the boundary, which is one with wildcards."""
+    """Must not change between reading and storing: ``boundary``, or the whole ``stream``. ``auto`` chooses the stream
+    for a boundary with wildcards on a replicated stream, where the server's check of the boundary is not exact."""
     tries: int = 20
-    """How often it is decided anew because others wrote first."""
+    """How often the command is decided again because another writer was first."""
     max_past: int = 100_000
     """Events inside the boundary, at most; more need a snapshot."""
 
@@ -366,10 +369,10 @@ class CommandSpec:
             raise ConfigError(f"command {name!r}: {kind.__name__} is command {contract.type!r} already")
 
     def boundary(self, command: Command, stored: Sequence[str]) -> tuple[str, ...]:
-        """What a command reads, without filters that others cover.
+        """The filters that a command reads, without redundant ones.
 
         Raises:
-            ConfigError: It is no list of subjects, or the stream does not store one of them.
+            ConfigError: ``reads`` did not return a list of subjects, or the stream does not store one of them.
         """
         filters = command.reads()
         if isinstance(filters, str) or not isinstance(filters, Iterable):
@@ -379,7 +382,7 @@ class CommandSpec:
     def check_snapshot(self, projections: Mapping[str, ProjectionSpec]) -> None:
         """
         Raises:
-            ConfigError: There is no such projection, or its states are not those of keys.
+            ConfigError: The projection does not exist, or its states are not kept by key.
         """
         if self.snapshot is None:
             return
@@ -388,7 +391,9 @@ class CommandSpec:
             known = ", ".join(sorted(projections)) or "the app has none"
             raise ConfigError(f"command {self.name!r}: snapshot={self.snapshot!r}: expected a projection: {known}")
         if spec.window is not None:
-            raise ConfigError(f"command {self.name!r}: snapshot={self.snapshot!r}: a projection with windows is none")
+            raise ConfigError(
+                f"command {self.name!r}: snapshot={self.snapshot!r}: expected a projection without windows"
+            )
         if spec.unique_ids:
             raise ConfigError(
                 f"command {self.name!r}: snapshot={self.snapshot!r}: expected a projection without unique_ids: the "

@@ -1,4 +1,8 @@
-"""Serves commands with asyncio: any number of workers share them as one queue group, and are found as a service."""
+"""Serves commands with asyncio: any number of workers share them as one queue group, and are listed as a NATS service.
+
+:class:`RequestServer` reads each request, passes it to :mod:`~jetspark.app.commands.command_runner`, and sends the
+reply or the error.
+"""
 
 from __future__ import annotations
 
@@ -6,53 +10,41 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 from jetspark.aio.client import Client
-from jetspark.aio.context import context_of
+from jetspark.aio.context import DriverContext, context_of
 from jetspark.aio.message import Message
-from jetspark.aio.subscription import Subscription, SubscriptionReader
-from jetspark.aio.transport import Link
+from jetspark.aio.subscription import Subscription
 from jetspark.app.clock import utc_now
 from jetspark.app.commands import wire
-from jetspark.app.commands.answering import ReplyRule
-from jetspark.app.commands.command_runner import CommandOptions, CommandRunner
-from jetspark.app.commands.command_spec import CommandSpec
+from jetspark.app.commands.command_runner import CommandOptions, CommandRun, CommandRunner
+from jetspark.app.commands.command_spec import CommandReply, CommandSpec
+from jetspark.app.commands.reply_rule import ReplyRule
 from jetspark.app.commands.service import QUEUE_GROUP, Endpoint, ServiceRecord
-from jetspark.app.commands.serving import Serving
 from jetspark.app.contracts.catalogue import Catalogue
 from jetspark.app.denial_watch import DenialWatch
 from jetspark.core.version import VERSION
-from jetspark.errors import JetSparkError, PermissionDenied
+from jetspark.errors import (
+    BufferFull,
+    CommandFailed,
+    ConnectionClosed,
+    JetSparkError,
+    PayloadTooLarge,
+    PermissionDenied,
+)
 
 if TYPE_CHECKING:
     from jetspark.app.spec import AppSpec
 
-__all__ = ["CommandWorker"]
+__all__ = ["CommandWorker", "RequestServer"]
 
 _logger = logging.getLogger("jetspark.app")
 
-# How long the server may take to send no more requests; one that is away sends none.
+# Longest wait until the server stops sending requests; a disconnected server sends none.
 DRAIN_S = 5.0
-
-
-class _Taker(SubscriptionReader):
-    """Takes requests at once, in the connection's callback: a task for them would take twice its turn in the loop."""
-
-    def __init__(self, link: Link, take: Callable[[Message], None]) -> None:
-        super().__init__(link)
-        self._take, self._report = take, link.dispatcher.report
-
-    def wake(self) -> None:
-        pending = cast("deque[Message]", self.state.pending)
-        while pending:
-            self._take(pending.popleft())
-        if self.state.is_finished and self.state.error is not None:
-            self._report(self.state.error)
-        super().wake()
 
 
 class CommandWorker:
@@ -70,12 +62,11 @@ class CommandWorker:
         self._app, self._specs, self._client = app, specs, client
         self._js = client.jetstream()
         self._context = context_of(self._js)
-        self._link = self._context.link
         self._catalogue, self._options = catalogue, options or CommandOptions()
         self._commands = Catalogue(*(spec.kind for spec in specs))
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[None] = self._loop.create_future()
-        self._denials = DenialWatch(self._link.dispatcher, self._needs, self._fail)
+        self._denials = DenialWatch(self._context.link.dispatcher, self._needs, self._fail)
         self._subscriptions: list[Subscription] = []
         self.service = ServiceRecord(
             name=app.name,
@@ -109,10 +100,10 @@ class CommandWorker:
                 await self._runner.close()
 
     async def stop(self, runners: asyncio.Task[None], timeout: float) -> None:
-        """Take no more commands, decide those that are here for at most ``timeout`` seconds, and end."""
+        """Stop taking commands, finish those in progress within ``timeout`` seconds, and end."""
         deadline = self._loop.time() + timeout
         with contextlib.suppress(JetSparkError):
-            # The server stops sending, and what it has sent already is taken.
+            # The server stops sending; requests that it has already sent are taken.
             await asyncio.gather(*(each.drain(min(DRAIN_S, max(0.1, timeout))) for each in self._subscriptions))
         if self._runner is not None:
             await self._runner.finish(max(0.0, deadline - self._loop.time()))
@@ -127,11 +118,14 @@ class CommandWorker:
     async def _open(self) -> None:
         app = self._app
         self._runner = await CommandRunner.open(app, self._js, catalogue=self._catalogue, options=self._options)
-        serving = Serving(self._context, self._commands, self._runner, self.replies)
+        serving = RequestServer(self._context, self._commands, self._runner, self.replies)
         for spec in self._specs:
             endpoint = Endpoint(spec.name.replace(".", "_"), wire.command_subject(app.name, spec.name))
             self.service.endpoints.append(endpoint)
-            self._subscribe(endpoint.subject, partial(serving.take, spec, endpoint))
+            # Not a subscription with a callback: its task would take twice its turn in the loop for each request.
+            self._subscriptions.append(
+                self._context.take(endpoint.subject, partial(serving.take, spec, endpoint), queue=QUEUE_GROUP)
+            )
         for subject, verb in self.service.subjects().items():
             self._subscriptions.append(await self._client.subscribe(subject, callback=self._answerer(verb)))
         await self._client.flush()
@@ -148,13 +142,7 @@ class CommandWorker:
         if not self._ended.done():
             self._ended.set_exception(error)
 
-    def _subscribe(self, subject: str, take: Callable[[Message], None]) -> None:
-        reader = _Taker(self._link, take)
-        reader.state = self._context.connection.subscribe(subject, QUEUE_GROUP, reader=reader)
-        self._link.flush_soon()
-        self._subscriptions.append(Subscription(self._link, reader, None))
-
-    def _answerer(self, verb: str) -> Callable[[Message], Coroutine[Any, Any, None]]:
+    def _answerer(self, verb: str) -> Callable[[Message], Coroutine[object, object, None]]:
         async def answer(message: Message) -> None:
             reply, runner = message.reply, self._runner
             if not reply or runner is None:
@@ -165,3 +153,77 @@ class CommandWorker:
                 self.replies.refuse(message.subject, reply, self._loop.time())
 
         return answer
+
+
+class _ServedRun(CommandRun):
+    """A command that arrived as a request."""
+
+    __slots__ = ("_endpoint", "_serving", "message")
+
+    def __init__(
+        self,
+        serving: RequestServer,
+        spec: CommandSpec,
+        endpoint: Endpoint,
+        message: Message,
+        began: float,
+        deadline: float,
+    ) -> None:
+        super().__init__(serving.runner, spec, began, deadline)
+        self._serving, self._endpoint, self.message = serving, endpoint, message
+
+    def on_end(self, outcome: CommandReply | Exception) -> None:
+        self._serving.count(self._endpoint, self.began, outcome if isinstance(outcome, Exception) else None)
+        # After a time-out or the end of the connection, an answer would not reach the caller.
+        if self.message.reply and not isinstance(outcome, TimeoutError | ConnectionClosed):
+            self._serving.answer(self.spec, self.message, outcome)
+
+    def on_abandoned(self) -> None:
+        self._serving.count(self._endpoint, self.began, None)
+
+
+class RequestServer:
+    """Handles the requests that reach a worker."""
+
+    def __init__(self, context: DriverContext, commands: Catalogue, runner: CommandRunner, replies: ReplyRule) -> None:
+        self._context, self._commands, self.runner = context, commands, runner
+        self._replies = replies
+        self._loop = asyncio.get_running_loop()
+
+    def take(self, spec: CommandSpec, endpoint: Endpoint, message: Message) -> None:
+        """Serve a request."""
+        now, headers = self._loop.time(), message.headers
+        # Checked before the decision: a command must not have effects that cannot be reported to its caller.
+        if message.reply and not self._replies.allows(message.reply, self.runner.stored):
+            self._replies.refuse(message.subject, message.reply, now)
+            self.count(endpoint, now, CommandFailed(spec.name, f"its reply subject is {message.reply!r}"))
+            return
+        deadline = now + wire.time_to_decide(headers, self.runner.options.timeout_s)
+        self.runner.start(
+            _ServedRun(self, spec, endpoint, message, now, deadline),
+            lambda: wire.read_request(
+                spec, self._commands, message.subject, message.data, message.raw_headers, headers
+            ),
+        )
+
+    def count(self, endpoint: Endpoint, began: float, error: Exception | None) -> None:
+        """Count a finished request."""
+        endpoint.count(self._loop.time() - began, error)
+
+    def answer(self, spec: CommandSpec, message: Message, outcome: CommandReply | Exception) -> None:
+        """Send a reply or an error to the caller."""
+        try:
+            try:
+                self._respond(message, *wire.written_outcome(spec, outcome))
+            except PayloadTooLarge as large:
+                self._respond(message, *wire.written_outcome(spec, wire.reply_too_large(spec, large)))
+        except ConnectionClosed:
+            pass
+        except Exception:
+            _logger.exception("command %s: the answer could not be sent; the caller runs into its time-out", spec.name)
+
+    def _respond(self, message: Message, body: bytes, headers: dict[str, str] | None) -> None:
+        try:
+            self._context.send_reply(message.reply or "", body, headers, at_once=self.runner.is_alone)
+        except BufferFull:
+            self.runner.spawn(message.respond(body, headers=headers))

@@ -7,7 +7,6 @@ import contextlib
 import datetime
 import json
 import math
-from typing import Any
 
 from jetspark.aio import clock
 from jetspark.aio.context import context_of
@@ -16,7 +15,7 @@ from jetspark.aio.step_runner import run_steps
 from jetspark.aio.stream import Stream
 from jetspark.app.commands.boundaries import SnapshotState, encode_state
 from jetspark.app.commands.command_spec import CommandReply
-from jetspark.app.commands.deciding import (
+from jetspark.app.commands.decider import (
     Append,
     Appended,
     AppendMoved,
@@ -51,20 +50,20 @@ from jetspark.jetstream.wire import time_text
 
 __all__ = ["CommandStore", "judge", "stream_end"]
 
-# What the server does not answer is asked for again after these waits, for as long as the caller waits.
+# Pauses between attempts of a request without an answer, for as long as the caller waits.
 PAUSE = Backoff(first_s=0.05, max_s=1.0)
 REQUEST_S = 2.0
-"""Longest wait for one answer of the server; a command mostly has more time than that, and can try again."""
+"""Longest wait for one answer of the server; most callers wait longer, and the request is repeated."""
 
 
 def stream_end(info: StreamInfo) -> StreamEnd:
-    """What commands have to know of a stream."""
+    """The facts about a stream that decisions need."""
     config = info.config
     return StreamEnd(info.state.last_sequence, info.created, config.replicas or 1, tuple(config.subjects or ()))
 
 
 def judge(error: Exception) -> AppendMoved | AppendUnknown:
-    """What became of an append that ended with this error; one that says it all is raised again."""
+    """The outcome of an append that raised this error; a final error is raised again."""
     if isinstance(error, WrongLastSequence):
         return AppendMoved()
     if isinstance(error, NoResponders):
@@ -89,24 +88,25 @@ class CommandStore:
         self._js, self._stream, self._views = js, stream, views
         self._context = context_of(js)
         self.refused_at, self.refusal = -math.inf, ""
-        """When the stream last refused an append although no guard failed, and why: it is full, say."""
+        """When the stream last refused an append although its guards held, and why: the stream is full, for example."""
         self._folded_from: dict[str, datetime.datetime | None] = {}
-        """Of a projection that was looked at: when the stream was made of whose events its states are."""
+        """By projection: the creation time of the stream that its states were folded from."""
 
     async def run(self, run: StepRun[CommandStep, CommandReply]) -> CommandReply:
         """Run a procedure from its present step. Reads are repeated, without a limit, while their error may pass."""
         return await run_steps(run, self._perform)
 
-    async def _perform(self, step: CommandStep) -> Any:
+    async def _perform(self, step: CommandStep) -> object:
         if isinstance(step, Append):
             return await self._append(step)
         # Not logged: the caller has a timeout of its own.
         return await patiently(lambda: self._read(step), patience_s=FOR_EVER_S, pause=PAUSE, on_wait=lambda error: None)
 
-    async def _read(self, step: CommandStep) -> Any:
+    async def _read(self, step: CommandStep) -> object:
         match step:
             case Sleep():
-                return await clock.sleep(step.draw_s(clock.rng().random))
+                await clock.sleep(step.draw_s(clock.rng().random))
+                return None
             case ReadLasts(filters):
                 if len(filters) == 1:
                     return [await self._last(filters[0])]
@@ -134,7 +134,7 @@ class CommandStore:
         async with contextlib.aclosing(reading) as messages:  # type: ignore[type-var]
             found = [message async for message in messages]
         last = found[-1].sequence if found else step.after
-        # A replica may be behind the leader who said where the boundary ends.
+        # A replica may be behind the leader, which reported the end of the boundary.
         while last < step.through and len(found) < step.limit:
             try:
                 message = await self._stream.get_message(last + 1, next_for=step.filter, direct=False)
@@ -145,7 +145,7 @@ class CommandStore:
         return found
 
     async def _sequence_since(self, filter: str, since_s: float) -> int | None:
-        """Of the first message under a filter that was stored in the last seconds."""
+        """The sequence of the first message under a filter that was stored in the last ``since_s`` seconds."""
         since = await server_clock(self._js, self._stream.name).now() - datetime.timedelta(seconds=since_s)
         body = {"start_time": time_text(since), "next_by_subj": filter}
         subject = f"{self._context.api.prefix}.DIRECT.GET.{self._stream.name}"
@@ -157,7 +157,7 @@ class CommandStore:
     async def _snapshot(self, step: ReadSnapshot) -> SnapshotState:
         view = self._views.view(step.projection)
         if self._folded_from.get(step.projection) != step.created:
-            # Before the state: the projection may be rebuilt meanwhile, but is never made of the old stream again.
+            # Read before the state: the projection may be rebuilt in between, but never from the earlier stream again.
             position = await view._position()
             if position is not None:
                 if position[:2] != FoldPosition.beginning(self._stream.name, step.created)[:2]:
@@ -175,7 +175,7 @@ class CommandStore:
             return self.judge(error)
 
     def judge(self, error: Exception) -> AppendMoved | AppendUnknown:
-        """As the function, and remembers a refusal that may last: who waits in vain wants to know."""
+        """Calls :func:`judge`, and records a refusal that may last, for the log."""
         outcome = judge(error)
         if isinstance(outcome, AppendMoved) and not outcome.is_conflict:
             self.refused_at, self.refusal = self._context.link.now(), str(error)
@@ -183,7 +183,7 @@ class CommandStore:
 
     async def _publish(self, step: Append) -> Appended | AppendMoved:
         encoded = step.messages[0].encoded
-        # Not JetStream.publish: that copies headers which are a plain dict here, for a fifth of the time of a command.
+        # JetStream.publish would copy and check these headers again, which takes a fifth of the time of a command.
         fields = encoded.headers | self.guard_headers(step, 0)
         ack = await self._context.run(publish(encoded.subject, encoded.data, fields), REQUEST_S)
         # A duplicate is stored already: it is found when the boundary is read again.
@@ -200,7 +200,7 @@ class CommandStore:
         return Appended(batch.ack.sequence)
 
     def guard_headers(self, step: Append, index: int) -> dict[str, str]:
-        """What one message of an append expects of the stream, as headers: ``Expect`` would check what is known."""
+        """The guard of one message as headers. ``Expect`` would validate values that are known to be valid."""
         guard = step.messages[index].guard
         found: dict[str, str] = {}
         if guard is not None:

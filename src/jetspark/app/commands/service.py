@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import datetime
 from dataclasses import dataclass, field
-from typing import Any
 
 import msgspec
 
 __all__ = ["Endpoint", "ServiceRecord"]
 
 QUEUE_GROUP = "q"
-"""As other services have it by default."""
+"""The default queue group of NATS services."""
 _VERBS = ("PING", "INFO", "STATS")
 
 
 @dataclass(slots=True)
 class Endpoint:
-    """One command, and how it goes."""
+    """One command's endpoint, and its statistics."""
 
     name: str
     subject: str
@@ -39,7 +38,7 @@ class Endpoint:
             self.num_errors += 1
             self.last_error = f"{type(error).__name__}: {error}"[:500]
 
-    def info(self) -> dict[str, Any]:
+    def info(self) -> dict[str, object]:
         return {
             "name": self.name,
             "subject": self.subject,
@@ -47,7 +46,7 @@ class Endpoint:
             "metadata": self.metadata,
         }
 
-    def stats(self) -> dict[str, Any]:
+    def stats(self) -> dict[str, object]:
         return {
             "name": self.name,
             "subject": self.subject,
@@ -63,7 +62,7 @@ class Endpoint:
 
 @dataclass(slots=True, kw_only=True)
 class ServiceRecord:
-    """One worker, as others find it."""
+    """A worker's entry in service discovery."""
 
     name: str
     id: str
@@ -82,8 +81,8 @@ class ServiceRecord:
         }
 
     def answer(self, verb: str) -> bytes:
-        """What a verb is answered with."""
-        found: dict[str, Any] = {
+        """The response to a verb."""
+        found: dict[str, object] = {
             "type": f"io.nats.micro.v1.{verb.lower()}_response",
             "name": self.name,
             "id": self.id,

@@ -1,12 +1,13 @@
-"""Commands on the wire: a request is the command in the envelope of events, a reply is JSON. Pure.
+"""Commands on the wire: a request is the command in the envelope of events, a reply is JSON. Pure, except for the log.
 
-An answer that is not a reply has the headers ``Nats-Service-Error`` and ``Nats-Service-Error-Code``, as services of
-NATS do, and a body that names the error and its facts, so that it is the same error on the caller's side.
+An error is answered with the headers ``Nats-Service-Error`` and ``Nats-Service-Error-Code``, as NATS services do, and a
+body with the error's class and arguments, from which the caller's side raises the same error.
 """
 
 from __future__ import annotations
 
 import datetime
+import logging
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -15,10 +16,10 @@ import msgspec
 
 from jetspark.app.causes import Cause, CauseLike
 from jetspark.app.commands.command_spec import Command, CommandReply, CommandSpec
-from jetspark.app.commands.deciding import CommandRequest
+from jetspark.app.commands.decider import CommandRequest
 from jetspark.app.contracts.catalogue import Catalogue
 from jetspark.app.contracts.envelope import RawHeaders, decode, encode
-from jetspark.app.contracts.other_forms import header_of
+from jetspark.app.contracts.foreign_envelopes import header_of
 from jetspark.app.contracts.tokens import escape
 from jetspark.app.finite_json import check_finite
 from jetspark.core.numbers import UINT64
@@ -29,6 +30,7 @@ from jetspark.errors import (
     CommandRefused,
     ContractViolation,
     JetSparkError,
+    PayloadTooLarge,
     ProtocolError,
     WorkersBusy,
     WrongVersion,
@@ -37,18 +39,21 @@ from jetspark.errors import (
 __all__ = [
     "CODES",
     "STORED",
+    "answer_priority",
     "command_subject",
-    "how_telling",
     "kind_of",
     "read_expected_version",
     "read_reply",
     "read_request",
+    "reply_too_large",
     "time_to_decide",
     "timeout_header",
     "write_error",
     "write_reply",
     "write_request",
+    "written_outcome",
 ]
+
 
 EXPECTED_VERSION = "Jetspark-Expected-Version"
 TIMEOUT = "Jetspark-Timeout"
@@ -68,9 +73,9 @@ CODES: dict[type[JetSparkError], int] = {
 _BY_NAME = {kind.__name__: kind for kind in CODES}
 
 STORED = 2
-"""See :func:`how_telling`."""
+"""See :func:`answer_priority`."""
 DECIDING_PART = 0.8
-"""Of the time that a caller waits: for so long a worker tries. The rest is for the way of the request."""
+"""A worker tries for this part of the caller's time-out; the rest is for the request's trip."""
 MAX_TEXT = 8192
 """Characters of a text in an error: an answer that is too large for the server would not arrive at all."""
 _MAX_VERSION = 20
@@ -81,13 +86,13 @@ class _Reply(msgspec.Struct, frozen=True):
     command_id: str
     sequence: int
     events: int
-    data: Any = None
+    data: object = None
     is_repeated: bool = False
 
 
 class _Error(msgspec.Struct, frozen=True):
     error: str
-    facts: list[Any]
+    facts: list[object]
 
 
 _decode_reply = msgspec.json.Decoder(_Reply).decode
@@ -95,7 +100,7 @@ _decode_error = msgspec.json.Decoder(_Error).decode
 
 
 def command_subject(app: str, name: str) -> str:
-    """Where a command is sent; outside of the application's stream, which would store it."""
+    """The subject of a command's requests; the application's stream must not store it."""
     return f"cmd.{escape(app)}.{name}"
 
 
@@ -134,10 +139,10 @@ def timeout_header(timeout_s: float) -> dict[str, str]:
 
 
 def time_to_decide(headers: Mapping[str, str], default_s: float) -> float:
-    """For how long a command is tried, from when its request arrives; ``default_s`` if its caller does not say.
+    """How long a command is tried after its request has arrived; ``default_s`` if its caller gives no time-out.
 
-    A worker stops before its caller does. A caller may ask again when its time is over, and be told by another worker
-    that the command is refused. If the first worker were still trying, it could store the command after that.
+    A worker stops before its caller's time-out. After it, the caller may ask again, and another worker may answer that
+    the command is refused. If the first worker were still trying, it could store the command after that.
     """
     try:
         wanted_s = float(headers[TIMEOUT]) * DECIDING_PART
@@ -170,12 +175,12 @@ def read_request(
 ) -> CommandRequest:
     """
     Args:
-        spec: Of the command that belongs here.
-        commands: Those that can be read.
-        raw_headers: As the message has them; ``headers`` are the same.
+        spec: The command of this subject.
+        commands: The readable commands.
+        raw_headers: The message's header block; ``headers`` are the same, decoded.
 
     Raises:
-        CommandFailed: It is no such command, or breaks its contract.
+        CommandFailed: The message is another command, or breaks the command's contract.
     """
     try:
         decoded = decode(subject, data, raw_headers, commands)
@@ -194,7 +199,7 @@ def read_request(
 def write_reply(reply: CommandReply) -> bytes:
     """
     Raises:
-        TypeError, ValueError: Its data is nothing that JSON has.
+        TypeError, ValueError: The data is not a JSON value.
     """
     data = msgspec.json.encode(_Reply(reply.command_id, reply.sequence, reply.events, reply.data, reply.is_repeated))
     check_finite("the reply", reply.data, data)
@@ -213,11 +218,11 @@ def write_error(error: JetSparkError) -> tuple[bytes, dict[str, str]]:
 
 
 def kind_of(error: Exception) -> type[JetSparkError] | None:
-    """Which of the errors that can be answered with it is; None for others."""
+    """The class of errors below which this one can be sent; None for errors that cannot."""
     return next((kind for kind in type(error).__mro__ if kind in CODES), None)
 
 
-def _fact(value: Any) -> Any:
+def _fact(value: object) -> Any:
     """A fact of an error as JSON has it: what the application raised may be anything, and the caller waits for it."""
     if isinstance(value, list | tuple):
         return [_fact(each) for each in value]
@@ -230,7 +235,8 @@ def _fact(value: Any) -> Any:
 def read_reply(data: bytes, headers: Mapping[str, str]) -> CommandReply:
     """
     Raises:
-        JetSparkError: What the worker answered with; ``ProtocolError`` if it is no answer of a worker.
+        JetSparkError: The error that the worker answered with; ``ProtocolError`` if the message is not a worker's
+            answer.
     """
     try:
         if ERROR_CODE not in headers:
@@ -245,12 +251,14 @@ def read_reply(data: bytes, headers: Mapping[str, str]) -> CommandReply:
         failed = _decode_error(data)
         raise _BY_NAME[failed.error](*failed.facts)
     except (msgspec.MsgspecError, KeyError, TypeError) as error:
-        raise ProtocolError(f"{data[:200]!r} is no answer to a command: something else is subscribed to it") from error
+        raise ProtocolError(
+            f"{data[:200]!r} is not an answer to a command: another program is subscribed to its subject"
+        ) from error
 
 
-def how_telling(data: bytes, headers: Mapping[str, str]) -> int:
-    """How much an answer says. Of two answers to one command the one with more counts: ``STORED`` is that something is
-    stored, 1 that nobody knows, 0 that nothing is.
+def answer_priority(data: bytes, headers: Mapping[str, str]) -> int:
+    """Rank an answer; of two answers to one command the higher one counts. ``STORED`` if events are stored, 1 if the
+    outcome is unknown, 0 if nothing is stored.
     """
     if ERROR_CODE in headers:
         return int(headers[ERROR_CODE] == str(CODES[CommandInDoubt]))
@@ -258,3 +266,32 @@ def how_telling(data: bytes, headers: Mapping[str, str]) -> int:
         return STORED if _decode_reply(data).events else 0
     except msgspec.MsgspecError:
         return 0
+
+
+_logger = logging.getLogger("jetspark.app")
+
+
+def written_outcome(spec: CommandSpec, outcome: CommandReply | Exception) -> tuple[bytes, dict[str, str] | None]:
+    """Body and headers of an answer, which has no headers if it is a reply. An error of the worker's is logged."""
+    if not isinstance(outcome, Exception):
+        try:
+            return write_reply(outcome), None
+        except (TypeError, ValueError) as error:
+            outcome = error
+    return write_error(_answerable(spec, outcome))
+
+
+def _answerable(spec: CommandSpec, error: Exception) -> JetSparkError:
+    """The error to send to the caller."""
+    if isinstance(error, JetSparkError) and kind_of(error) is not None:
+        if isinstance(error, CommandFailed):
+            _logger.error("command %s: %s", spec.name, error.reason, exc_info=error.__cause__)
+        return error
+    _logger.error("command %s: %s", spec.name, error, exc_info=error)
+    return CommandFailed(spec.name, f"{type(error).__name__}: {error}")
+
+
+def reply_too_large(spec: CommandSpec, large: PayloadTooLarge) -> CommandFailed:
+    """The error for a reply that exceeds the server's largest message."""
+    reason = f"its reply cannot be sent: {large}. Return an id, and let the caller read a view"
+    return CommandFailed(spec.name, reason)

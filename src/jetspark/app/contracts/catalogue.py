@@ -1,10 +1,10 @@
-"""Contracts: what is agreed about one version of one type of event, and the catalogue of those an application knows.
+"""Contracts: the agreed form of one version of one event type, and the catalogue of an application's contracts.
 
 A :class:`Contract` belongs to a class: its wire name and version, where its events go, which field is their key, how
 their data is written and read. A class stands for exactly one version; older versions live on as *upcasts*, pure
 functions from the data of one version to that of the next, so that a handler only ever meets the newest class.
 
-A :class:`Catalogue` finds the contract for what a message says of itself. It knows each type and version once.
+A :class:`Catalogue` finds the contract for the type and version of a message. It has each type and version once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from jetspark.errors import ConfigError, InvalidEvent
 
 __all__ = ["Catalogue", "Contract", "Decoding", "Upcast", "contract_of", "returned_types"]
 
-Upcast: TypeAlias = Callable[[dict[str, Any]], dict[str, Any]]
+Upcast: TypeAlias = Callable[[dict[str, object]], dict[str, object]]
 
 _is_type = re.compile(r"[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*").fullmatch
 _ENCODER = msgspec.json.Encoder()
@@ -30,7 +30,7 @@ _SORTING_ENCODER = msgspec.json.Encoder(order="deterministic")
 
 
 class Contract:
-    """One version of one type of event: name, key, subject, and how its data is written and read."""
+    """One version of an event type: name, key, subject, and the encoding of its data."""
 
     def __init__(self, kind: type[Any], *, type: str, version: int, key: str | None, subject: str | None) -> None:
         if not isinstance(type, str) or not _is_type(type):
@@ -49,14 +49,14 @@ class Contract:
         self.type = type
         self.version = version
         self.subject = Template(type if subject is None else subject)
-        """Where its events are published; without ``subject=`` that is the type itself."""
+        """The subject of its events; without ``subject=`` it is the type itself."""
         self.key = key
         self.key_template, self.key_of = _key_functions(key)
         """The key of an event as text; None if the type has no key."""
         self.id_of: Callable[[Any], str | None] | None = None
-        """The id of an event by its content, where the class says one."""
+        """The id of an event derived from its content, if the class defines one."""
         self.upcasts: dict[int, Upcast] = {}
-        """By the version they start from; each leads to the next."""
+        """Upcasts by the version they start from; each leads to the next."""
         self._is_checked = False
         self._write: Callable[[Any], bytes] = _write_pydantic if self.is_pydantic else _ENCODER.encode
         """``_write_sorted`` where sets are in it, once that is known."""
@@ -79,8 +79,8 @@ class Contract:
             self._write = self._write_sorted
         self._is_checked = True
 
-    def _decode_first(self, data: Any) -> Any:
-        """What ``decode`` is until it is used: by then every type of the module is defined."""
+    def _decode_first(self, data: object) -> Any:
+        """The first call of ``decode``: by then every type of the module is defined, so the decoder can be built."""
         return self.decoder()(data)
 
     def decoder(self) -> Callable[[Any], Any]:
@@ -90,17 +90,17 @@ class Contract:
             self.decode = self._validate_json if self.is_pydantic else msgspec.json.Decoder(self.kind).decode
         return self.decode
 
-    def _validate_json(self, data: Any) -> Any:
+    def _validate_json(self, data: Any) -> object:
         return self.kind.model_validate_json(bytes(data))
 
-    def convert(self, data: dict[str, Any]) -> Any:
+    def convert(self, data: dict[str, object]) -> Any:
         """Read data that is parsed already, such as what an upcast returned."""
         self.check()
         # Keys of JSON are text, whatever they stand for.
         return self.kind.model_validate(data) if self.is_pydantic else msgspec.convert(data, self.kind, str_keys=True)
 
-    def encode(self, event: Any) -> bytes:
-        """Write the data of an event, and read it again: what is not read back equal is not written.
+    def encode(self, event: object) -> bytes:
+        """Encode the data of an event and decode it again; data that does not come back equal is refused.
 
         Raises:
             InvalidEvent: A field has a value that its type or its rules do not allow.
@@ -115,7 +115,7 @@ class Contract:
             raise InvalidEvent(self.type, self.version, *_first_fault(error)) from error
         raise InvalidEvent(self.type, self.version, *self._changed(event, data))
 
-    def _write_sorted(self, event: Any) -> bytes:
+    def _write_sorted(self, event: object) -> bytes:
         """Write sets in the order of their elements, so that the same event has the same bytes in every process."""
         if self.is_pydantic:
             return _write_pydantic_sorted(event)
@@ -124,7 +124,7 @@ class Contract:
         except TypeError:  # dicts whose keys are no texts, which it does not sort
             return _ENCODER.encode(msgspec.to_builtins(event, order="deterministic", str_keys=True))
 
-    def _changed(self, event: Any, data: bytes) -> tuple[str, str]:
+    def _changed(self, event: object, data: bytes) -> tuple[str, str]:
         """The field that is not read back as it was written."""
         again = self.decode(data)
         for name in field_names(self.kind):
@@ -134,7 +134,7 @@ class Contract:
         return "", f"{event!r} would be read back as {again!r}"
 
     def key_in(self, subject: str) -> str | None:
-        """The key of an event as its NATS subject tells it; None if the subject does not have it."""
+        """The key of an event according to its NATS subject; None if the subject does not contain it."""
         values = self.subject.values_of(subject) or {}
         if self.key in values:  # the name of one field
             return values[self.key]
@@ -147,7 +147,7 @@ class Contract:
         """Remember how data of a version becomes data of the next.
 
         Raises:
-            ConfigError: There is one already, or the version is not an older one.
+            ConfigError: The step has an upcast already, or the version is not an older one.
         """
         if not isinstance(from_version, int) or not 1 <= from_version < self.version:
             raise ConfigError(
@@ -159,7 +159,7 @@ class Contract:
         if from_version in self.upcasts:
             raise ConfigError(
                 f"upcast of {self.kind.__name__} from_version={from_version}: both "
-                f"{_place(self.upcasts[from_version])} and {_place(function)}; keep one"
+                f"{_qualified_name(self.upcasts[from_version])} and {_qualified_name(function)}; keep one"
             )
         self.upcasts[from_version] = function
 
@@ -171,7 +171,7 @@ class Contract:
         """Check that the upcasts lead to this version without a hole.
 
         Raises:
-            ConfigError: One is missing on the way.
+            ConfigError: An upcast in between is missing.
         """
         if not self.upcasts:
             return
@@ -187,11 +187,11 @@ class Contract:
         return f"<Contract {self.type} version {self.version}: {self.kind.__qualname__}>"
 
 
-def contract_of(kind: Any) -> Contract:
+def contract_of(kind: object) -> Contract:
     """The contract of an event, or of its class.
 
     Raises:
-        ConfigError: It has none.
+        ConfigError: The class has no contract.
     """
     found = getattr(kind, "__contract__", None)
     cls = kind if isinstance(kind, type) else type(kind)
@@ -199,31 +199,31 @@ def contract_of(kind: Any) -> Contract:
     if isinstance(found, Contract) and found.kind is cls:
         return found
     raise ConfigError(
-        f"{cls.__name__} is no type of event: write class {cls.__name__}(Event, type=..., version=1), or register a "
+        f"{cls.__name__} is not an event type: write class {cls.__name__}(Event, type=..., version=1), or register a "
         "pydantic model with event(...)"
     )
 
 
 class Decoding(NamedTuple):
-    """How one version that may be in a message is read: into which class, by which steps."""
+    """How data of one version is decoded: into which class, by which upcasts."""
 
     contract: Contract
     upcasts: tuple[Upcast, ...]
 
 
 class Catalogue:
-    """The types of events that an application knows, each version once."""
+    """The event types of an application, each version once."""
 
-    def __init__(self, *kinds: type[Any]) -> None:
+    def __init__(self, *kinds: type[object]) -> None:
         self._contracts: dict[tuple[str, int], Contract] = {}
         self._readings: dict[tuple[str, int], Decoding] | None = None
         self.add(*kinds)
 
-    def add(self, *kinds: type[Any]) -> None:
-        """Make classes known; one that is known already changes nothing.
+    def add(self, *kinds: type[object]) -> None:
+        """Add classes; a class that is present already changes nothing.
 
         Raises:
-            ConfigError: A class is no type of event, or another class has the same type and version.
+            ConfigError: A class is not an event type, or another class has the same type and version.
         """
         for kind in kinds:
             if kind in self:
@@ -232,23 +232,24 @@ class Catalogue:
             known = self._contracts.setdefault((contract.type, contract.version), contract)
             if known is not contract:
                 raise ConfigError(
-                    f"type {contract.type!r} version {contract.version} is both {_place(known.kind)} and "
-                    f"{_place(kind)}; give one of them another type or version"
+                    f"type {contract.type!r} version {contract.version} is both {_qualified_name(known.kind)} and "
+                    f"{_qualified_name(kind)}; give one of them another type or version"
                 )
             self._readings = None
 
-    def declared(self, event: Any) -> Contract:
+    def declared(self, event: object) -> Contract:
         """The contract of an event that is to be published, or of its class.
 
         Raises:
-            ConfigError: It is not an event, or its class is not here: other programs could not read what is stored.
+            ConfigError: The argument is not an event, or its class is not in the catalogue: other programs could not
+                read it.
         """
         contract = contract_of(event)
         if self._contracts.get((contract.type, contract.version)) is not contract:
             raise _undeclared(contract)
         return contract
 
-    def declared_version(self, event: Any) -> Contract:
+    def declared_version(self, event: object) -> Contract:
         """The contract of an event, as :meth:`declared`; here it may be of a class of the same type and version."""
         contract = contract_of(event)
         if (contract.type, contract.version) not in self._contracts:
@@ -305,7 +306,7 @@ class Catalogue:
 
 
 def _write_pydantic(event: Any) -> bytes:
-    # Its warnings say less than the error of reading the result again.
+    # The error of decoding the result says more than these warnings.
     data: str = event.model_dump_json(by_alias=True, warnings=False)
     return data.encode()
 
@@ -332,7 +333,7 @@ def _key_functions(key: str | None) -> tuple[Template | None, Callable[[Any], st
         template = Template(key)
         return template, template.format
 
-    def one_field(event: Any) -> str:
+    def one_field(event: object) -> str:
         # A key is not a token: it is the value itself.
         value = getattr(event, key)
         return value if value.__class__ is str else text_of(value)
@@ -348,12 +349,12 @@ def _first_fault(error: Exception) -> tuple[str, str]:
     return fault.field, fault.rule
 
 
-def _place(thing: Any) -> str:
+def _qualified_name(thing: Any) -> str:
     return f"{thing.__module__}.{thing.__qualname__}"
 
 
-def returned_types(function: Callable[..., Any]) -> list[type[Any]]:
-    """The types of events that a handler says it returns."""
+def returned_types(function: Callable[..., object]) -> list[type]:
+    """The event types in the return annotation of a handler."""
     try:
         hint = typing.get_type_hints(function).get("return")
     except (NameError, TypeError):

@@ -1,4 +1,5 @@
-"""Whether the reader of one schema can read what the writer of another wrote, in the words of Confluent's registry.
+"""Compatibility of two schemas: can a reader with one read data written with the other? Terms as in Confluent's
+registry.
 
 ============================  =====================================================================================
 ``BACKWARD``                  the new version reads what the last one wrote
@@ -14,7 +15,7 @@ may be removed and an optional one added; forward a field may be added and an op
 optional fields may come and go. (The registry itself treats JSON Schema more strictly where ``additionalProperties`` is
 open, since there a writer might write anything.)
 
-The answer errs on one side: what is called compatible is; of unions and patterns some that are not called so might be.
+The check is conservative: schemas that it calls compatible are. It refuses some compatible unions and patterns.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import Literal, NamedTuple, TypeAlias, get_args
 
-from jetspark.app.contracts.schemas import Schema, resolve
+from jetspark.app.contracts.schemas import Json, Schema, resolve
 from jetspark.errors import ConfigError
 
 __all__ = ["Incompatibility", "Mode", "Rule", "check_mode", "directions", "older_to_check", "unreadable"]
@@ -47,7 +48,7 @@ DEFAULT_MODE: Mode = "BACKWARD_TRANSITIVE"
 
 _ALL_TYPES = frozenset({"array", "boolean", "integer", "null", "number", "object", "string"})
 _UNIONS = ("anyOf", "oneOf")
-# Keyword, whether a larger value of it is tighter, and the types it says something about.
+# Keyword, whether a larger value of it is tighter, and the types that it applies to.
 _BOUNDS: tuple[tuple[str, bool, frozenset[str]], ...] = (
     ("minimum", True, frozenset({"integer", "number"})),
     ("maximum", False, frozenset({"integer", "number"})),
@@ -64,7 +65,7 @@ _NOTHING = {"minLength": 0, "minItems": 0, "minProperties": 0}
 
 
 class Incompatibility(NamedTuple):
-    """One value that the writer may write and the reader cannot read."""
+    """A value that the writer may write and the reader cannot read."""
 
     path: str
     rule: Rule
@@ -78,7 +79,7 @@ def check_mode(mode: str) -> Mode:
     """Return ``mode`` if it is one.
 
     Raises:
-        ConfigError: It is not; the message lists them.
+        ConfigError: They are not compatible; the message lists the reasons.
     """
     if mode not in get_args(Mode):
         raise ConfigError(f"compatibility {mode!r}: expected one of {', '.join(get_args(Mode))}")
@@ -86,19 +87,20 @@ def check_mode(mode: str) -> Mode:
 
 
 def directions(mode: Mode) -> tuple[bool, bool]:
-    """Whether a mode asks that the new version reads old data, and that old versions read new data."""
+    """The checks that a mode asks for: backward (the new version reads old data), and forward (old versions read new
+    data)."""
     return mode.startswith(("BACKWARD", "FULL")), mode.startswith(("FORWARD", "FULL"))
 
 
 def older_to_check(mode: Mode, versions: Sequence[int]) -> list[int]:
-    """Which of the older versions a mode compares with: all of them, the last, or none."""
+    """The older versions that a mode compares with: all of them, the last, or none."""
     if mode == "NONE":
         return []
     return sorted(versions) if mode.endswith("_TRANSITIVE") else sorted(versions)[-1:]
 
 
 def unreadable(reader: Schema, writer: Schema) -> list[Incompatibility]:
-    """Why a reader by one schema cannot read everything that a writer by the other writes; empty if it can."""
+    """The reasons why a reader with one schema cannot read all data written with the other; empty if it can."""
     return list(_Comparison(reader, writer).compare(reader, writer, ""))
 
 
@@ -108,7 +110,7 @@ class _Comparison:
         self._open: set[str] = set()
         """Pairs that are being compared: a type that contains itself is compatible if the rest of it is."""
 
-    def compare(self, reader: Any, writer: Any, path: str) -> Iterator[Incompatibility]:
+    def compare(self, reader: object, writer: object, path: str) -> Iterator[Incompatibility]:
         pair = json.dumps([reader, writer])
         if pair in self._open or writer is False or reader is True or reader == {}:
             return
@@ -118,7 +120,7 @@ class _Comparison:
         finally:
             self._open.discard(pair)
 
-    def _resolved(self, reader: Any, writer: Any, path: str) -> Iterator[Incompatibility]:
+    def _resolved(self, reader: Json, writer: Json, path: str) -> Iterator[Incompatibility]:
         reader, writer = _merged(reader, self._reader), _merged(writer, self._writer)
         if reader is False:
             yield Incompatibility(path, "type_changed", "the reader takes no value here")
@@ -137,7 +139,7 @@ class _Comparison:
             return
         yield from self._values(reader, writer, path)
 
-    def _one_of(self, branches: list[Any], writer: Any, path: str) -> Iterator[Incompatibility]:
+    def _one_of(self, branches: Sequence[object], writer: object, path: str) -> Iterator[Incompatibility]:
         """Some branch of the reader has to take all that the writer writes."""
         tried = [list(self.compare(branch, writer, path)) for branch in branches]
         if all(tried):
@@ -173,7 +175,7 @@ class _Comparison:
         if reader.get("uniqueItems") and not writer.get("uniqueItems"):
             yield Incompatibility(path, "bound_tightened", "the reader takes no duplicates")
         length = max(len(reader.get("prefixItems", ())), len(writer.get("prefixItems", ())))
-        # More than the writer's are not written; that there are more than the reader's is told as a bound.
+        # More items than the writer's bound do not occur; items beyond the reader's bound are reported as a bound.
         most = min((each["maxItems"] for each in (reader, writer) if "maxItems" in each), default=math.inf)
         for index in range(length):
             if index < most:
@@ -205,8 +207,8 @@ class _Comparison:
                     yield from self.compare(schema, values, _join(path, name))
 
 
-def _merged(schema: Any, root: Schema) -> Any:
-    """A schema with the parts of its ``allOf`` in it, and ``true`` as what it means."""
+def _merged(schema: Json, root: Schema) -> Json:
+    """A schema with its ``allOf`` merged in, and ``true`` replaced by the schema that it stands for."""
     if not isinstance(schema, dict) or "allOf" not in schema:
         return {} if schema is True else schema
     result: Schema = {}
@@ -215,7 +217,7 @@ def _merged(schema: Any, root: Schema) -> Any:
     return result
 
 
-def _branches(schema: Schema) -> list[Any] | None:
+def _branches(schema: Schema) -> list[object] | None:
     """The alternatives of a schema, each with what stands beside them; None if it has none."""
     kinds = schema.get("type")
     if isinstance(kinds, list):
@@ -227,7 +229,7 @@ def _branches(schema: Schema) -> list[Any] | None:
     return None
 
 
-def _enum(schema: Schema) -> list[Any] | None:
+def _enum(schema: Schema) -> list[object] | None:
     return [schema["const"]] if "const" in schema else schema.get("enum")
 
 
@@ -238,7 +240,7 @@ def _types(schema: Schema) -> frozenset[str]:
     return _ALL_TYPES if values is None else frozenset(map(_type_of, values))
 
 
-def _type_of(value: Any) -> str:
+def _type_of(value: object) -> str:
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -256,14 +258,14 @@ def _bounds(reader: Schema, writer: Schema, types: frozenset[str], path: str) ->
         if word == "maxItems" and writer.get("items") is False:
             actual = len(writer.get("prefixItems", ()))
         if actual is None or (limit > actual if is_lower else limit < actual):
-            told = "no such bound" if actual is None else f"{actual}"
-            yield Incompatibility(path, "bound_tightened", f"{word} is {limit} for the reader, {told} for the writer")
+            bound = "no such bound" if actual is None else f"{actual}"
+            yield Incompatibility(path, "bound_tightened", f"{word} is {limit} for the reader, {bound} for the writer")
     step = reader.get("multipleOf")
     if step is not None and types & {"integer", "number"} and not _divides(step, writer.get("multipleOf")):
         yield Incompatibility(path, "bound_tightened", f"the reader takes multiples of {step} only")
 
 
-def _divides(step: Any, of: Any) -> bool:
+def _divides(step: Json, of: Json) -> bool:
     return of is not None and of % step == 0
 
 
@@ -279,7 +281,7 @@ def _text(reader: Schema, writer: Schema, path: str) -> Iterator[Incompatibility
         )
 
 
-def _item(schema: Schema, index: int) -> Any:
+def _item(schema: Schema, index: int) -> object:
     prefix = schema.get("prefixItems", ())
     return prefix[index] if index < len(prefix) else schema.get("items", {})
 
@@ -288,5 +290,5 @@ def _join(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
 
-def _shown(values: Any) -> str:
+def _shown(values: Json) -> str:
     return values if isinstance(values, str) else ", ".join(map(json.dumps, values))

@@ -1,4 +1,4 @@
-"""The envelope of an event on the wire: CloudEvents 1.0 as structured JSON, and what it is read from besides.
+"""The envelope of an event on the wire: CloudEvents 1.0 as structured JSON, plus other forms that are read only.
 
 ::
 
@@ -6,17 +6,17 @@
      "subject":"o-1","datacontenttype":"application/json","schemaversion":2,
      "correlationid":"...","causationid":"...","data":{...}}
 
-``subject`` is the key of the event. The headers are ``Nats-Msg-Id``, the id once more, by which the stream knows a
-duplicate, and ``traceparent``, where there is a trace. Everything else is in the body, so that a reader of bodies
-alone (Spark, a file) has all of it.
+``subject`` is the key of the event. The headers are ``Nats-Msg-Id``, a copy of the id by which the stream recognises a
+duplicate, and ``traceparent``, if the event has a trace. Everything else is in the body, so that readers of bodies
+alone (Spark, a file) have all of it.
 
-Reading is one decode of the envelope that leaves ``data`` alone, a look into the catalogue, and one decode of ``data``
-into the class. Only a message that is not in this form is looked at more closely; `other_forms` knows the binary mode
-of CloudEvents and some spellings that are common elsewhere. Who reads millions tries both decodes as one first
-(:func:`whole_reader`).
+Reading takes one decode of the envelope that leaves ``data`` alone, a look into the catalogue, and one decode of
+``data`` into the class. Only a message in another form takes a second look: `foreign_envelopes` reads the binary mode
+of CloudEvents and some spellings that are common elsewhere. Readers of millions of messages first try both decodes as
+one (:func:`whole_reader`).
 
 Every way in which a message can fail to be an event is an error of its own, below
-:class:`~jetspark.errors.ContractViolation`, and is told before any code of the application sees the event.
+:class:`~jetspark.errors.ContractViolation`, and is raised before the application's code sees the event.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from urllib.parse import unquote
 import msgspec
 
 from jetspark.app.contracts.catalogue import Catalogue, Contract, Decoding, contract_of
-from jetspark.app.contracts.faults import USER_ERRORS, fault_of
+from jetspark.app.contracts.faults import fault_of, user_errors
 from jetspark.app.contracts.field_rules import Timestamp
-from jetspark.app.contracts.other_forms import header_of, read_other_form
+from jetspark.app.contracts.foreign_envelopes import header_of, read_other_form
 from jetspark.app.contracts.tokens import key_fault
 from jetspark.errors import (
     BrokenRule,
@@ -65,7 +65,7 @@ __all__ = [
 ]
 
 RawHeaders: TypeAlias = bytes | Mapping[str, str] | None
-"""As a message has them: the raw block, which is only parsed when something in it is needed, or a mapping."""
+"""The headers of a message: the raw block, which is only parsed when needed, or a mapping."""
 
 JSON = "application/json"
 _VARIANTS = {f"{digit:x}": f"{digit & 3 | 8:x}" for digit in range(16)}
@@ -76,7 +76,7 @@ _NEXT_BYTES = _NEXT.encode()
 
 
 class Envelope(msgspec.Struct, frozen=True, gc=False):
-    """What an event says of itself. ``datacontenttype`` is written and not read: data that is no JSON is refused."""
+    """The attributes of an event. ``datacontenttype`` is written and not read: data that is not JSON is refused."""
 
     specversion: Literal["1.0"]
     id: _Text
@@ -91,7 +91,7 @@ class Envelope(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Written(msgspec.Struct, frozen=True, gc=False):
-    """An envelope in the order in which it is written; what is unset is left out."""
+    """An envelope in the order in which it is written, without unset attributes."""
 
     specversion: str
     id: str
@@ -128,17 +128,17 @@ class Encoded(NamedTuple):
 
 
 class Decoded(msgspec.Struct, frozen=True, gc=False):
-    """An event as it was read, with everything its envelope says."""
+    """A decoded event with its envelope."""
 
     event: Any
     """An instance of the newest class of its type."""
     contract: Contract
-    """That of the class."""
+    """The contract of the event's class."""
     envelope: Envelope
     subject: str
     """The NATS subject the message came on."""
     key: str | None
-    """By the class; by the envelope if the class has none. Events of one key are handled in order."""
+    """The key by the class; by the envelope if the class has none. Events of one key are handled in order."""
     headers: RawHeaders = None
 
     @property
@@ -158,17 +158,17 @@ class Decoded(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def source(self) -> str:
-        """Who published it."""
+        """The program that published the event."""
         return self.envelope.source
 
     @property
     def time(self) -> datetime.datetime | None:
-        """When the producer saw it happen; not when the stream stored it."""
+        """The event's time according to its producer; not the time when the stream stored it."""
         return self.envelope.time
 
     @property
     def correlation_id(self) -> str:
-        """The same for everything that one request from outside led to; the event's own id if it says none."""
+        """Shared by all events that follow from one request; the event's own id if the envelope has none."""
         return self.envelope.correlationid or self.envelope.id
 
     @property
@@ -183,7 +183,7 @@ class Decoded(msgspec.Struct, frozen=True, gc=False):
 
 
 def encode(
-    event: Any,
+    event: object,
     *,
     id: str,
     source: str,
@@ -196,9 +196,9 @@ def encode(
 
     Args:
         event: An instance of an ``Event`` class, or of a registered pydantic model.
-        id: Identifies the event for ever; see ``Event.event_id`` and :func:`derived_id`.
-        time: When it happened, with a time zone.
-        correlation_id: Of what led to it; an event that nothing led to is its own.
+        id: Identifies the event permanently; see ``Event.event_id`` and :func:`derived_id`.
+        time: The event's time, with a time zone.
+        correlation_id: The correlation of its cause; by default the event's own id.
 
     Raises:
         InvalidEvent: A field has a value its contract does not allow.
@@ -218,7 +218,7 @@ def encode(
 
 def write_event(
     contract: Contract,
-    event: Any,
+    event: object,
     id: str,
     source: str,
     time: datetime.datetime,
@@ -253,10 +253,10 @@ def decode(subject: str, data: bytes, headers: RawHeaders, catalogue: Catalogue)
 
     Raises:
         NotJson: The body is not JSON.
-        NotAnEnvelope: It is, and does not say its type or id.
+        NotAnEnvelope: The envelope has no type or no id.
         UnknownEventType: The catalogue has no such type.
-        UnknownEventVersion: It has the type, and not this version.
-        MissingField, WrongFieldType, BrokenRule: The data breaks its contract; ``field`` and ``rule`` say how.
+        UnknownEventVersion: The catalogue has the type, but not this version.
+        MissingField, WrongFieldType, BrokenRule: The data breaks its contract; see ``field`` and ``rule``.
         UpcastFailed: The data is of an older version, and its upcast raised.
     """
     envelope, contract, event = read_event(subject, data, headers, catalogue)
@@ -269,8 +269,8 @@ def decode(subject: str, data: bytes, headers: RawHeaders, catalogue: Catalogue)
 def event_id(envelope: Any, headers: RawHeaders) -> str:
     """The id of an event: that of its envelope, unless a timer that fires again and again has published it.
 
-    Such a timer publishes the same bytes each time; what is done with them must not be the same. So each has an id of
-    its own, which is a function of the message.
+    Such a timer publishes the same bytes each time, but each firing is an event of its own. So its id is derived from
+    the message.
     """
     id: str = envelope.id
     if not headers or not (_NEXT_BYTES in headers if isinstance(headers, bytes) else _NEXT in headers):
@@ -298,24 +298,24 @@ def read_event(subject: str, data: bytes, headers: RawHeaders, catalogue: Catalo
         raise _violation(subject, envelope.type, version, error) from error
     except ContractViolation:
         raise
-    except USER_ERRORS as error:  # of the class's own code, such as its ``__post_init__``: it must not end a worker
+    except user_errors() as error:  # of the class's own code, such as its ``__post_init__``: it must not end a worker
         rule = f"{type(error).__name__}: {error}"
         raise BrokenRule(subject, envelope.type, version, "", rule) from error
     return envelope, contract, event
 
 
 def whole_reader(catalogue: Catalogue) -> Callable[[bytes], Any]:
-    """A function that decodes envelope and data of a message at once; what it returns has its ``time``, and as ``data``
-    the event.
+    """A function that decodes envelope and data of a message at once; its result has the ``time``, and the event as
+    ``data``.
 
-    It takes half as long as :func:`read_event`, and knows less: the form that :func:`encode` writes, and of each type
-    the newest version, if its class is a Struct. For anything else it raises some exception, also for whatever
-    :func:`read_event` refuses; that one has the last word.
+    It takes half as long as :func:`read_event`, and reads less: the form that :func:`encode` writes, and the newest
+    version of each type, if its class is a Struct. For everything else it raises an exception, including messages that
+    :func:`read_event` refuses; the caller then tries that function.
     """
-    # By type and version: the newest of a type comes last, and is the one that no upcast leads away from.
+    # Sorted by type and version, so the newest version of a type comes last: the only one that is not upcast.
     newest = {name: contract for (name, _), (contract, _) in sorted(catalogue.readings.items())}
     kinds = tuple(_whole_kind(contract) for contract in newest.values() if not contract.is_pydantic)
-    # With a second kind, since msgspec asks for the type only where there is a choice.
+    # With a second class, because msgspec checks the type only where it has a choice.
     return msgspec.json.Decoder(Union[(_NoEvent, *kinds)]).decode if kinds else _read_nothing
 
 
@@ -346,7 +346,7 @@ def _whole_kind(contract: Contract) -> type[msgspec.Struct]:
 
 
 class _NoEvent(msgspec.Struct, tag_field="type", tag="", gc=False):
-    """An envelope whose type is empty. No event has such a type, so it is never one."""
+    """An envelope with an empty type, which never occurs."""
 
     def __post_init__(self) -> None:
         raise ValueError("the type is empty")
@@ -357,16 +357,16 @@ def _read_nothing(data: bytes) -> NoReturn:
 
 
 def read_envelope(data: bytes) -> Envelope:
-    """The envelope of a message in the form that ``encode`` writes; others are for :func:`read_event` to look at.
+    """The envelope of a message in the form that ``encode`` writes; :func:`read_event` reads others.
 
     Raises:
-        msgspec.DecodeError, ValueError, RecursionError: It is in no such form.
+        msgspec.DecodeError, ValueError, RecursionError: The message has another form.
     """
     return _decode(data)
 
 
 def read_key(data: bytes, headers: RawHeaders) -> str | None:
-    """The key that the envelope of a message names, also of one that breaks its contract; None if it names none."""
+    """The key in the envelope of a message, even if the data breaks its contract; None without a key."""
     named = header_of(headers, "ce-subject")
     if named is not None:
         return unquote(named)
@@ -376,7 +376,7 @@ def read_key(data: bytes, headers: RawHeaders) -> str | None:
         return None
 
 
-def read_data(reading: Decoding, data: bytes) -> Any:
+def read_data(reading: Decoding, data: bytes) -> object:
     """The event that ``decode`` has made of such data before: its upcasts are pure, and run again."""
     contract, upcasts = reading
     if not upcasts:
@@ -400,7 +400,7 @@ def derived_id(cause_id: str, name: str, index: int) -> str:
     return f"{digits[:8]}-{digits[8:12]}-8{digits[13:16]}-{_VARIANTS[digits[16]]}{digits[17:20]}-{digits[20:32]}"
 
 
-def _upcast(subject: str, envelope: Envelope, reading: Decoding) -> Any:
+def _upcast(subject: str, envelope: Envelope, reading: Decoding) -> object:
     version = envelope.schemaversion or 1
     data = _decode_dict(envelope.data)
     for step in reading.upcasts:
@@ -408,7 +408,7 @@ def _upcast(subject: str, envelope: Envelope, reading: Decoding) -> Any:
             data = step(data)
             if not isinstance(data, dict):
                 raise TypeError(f"it returned {type(data).__name__}, and not the data as a dict")
-        except USER_ERRORS as error:
+        except user_errors() as error:
             rule = f"{step.__module__}.{step.__qualname__} from version {version}: {type(error).__name__}: {error}"
             raise UpcastFailed(subject, envelope.type, envelope.schemaversion or 1, "", rule) from error
         version += 1

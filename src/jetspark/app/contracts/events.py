@@ -27,7 +27,7 @@ class EventMeta(msgspec.StructMeta):
         mcls,
         name: str,
         bases: tuple[type, ...],
-        namespace: dict[str, Any],
+        namespace: dict[str, object],
         *,
         type: str | None = None,
         version: int = 1,
@@ -40,8 +40,8 @@ class EventMeta(msgspec.StructMeta):
                 raise ConfigError(f"{name}: {option}={config[option]!r}: an event is a fact, always {option}")
         if config.get("array_like"):
             raise ConfigError(f"{name}: array_like=True: the data of an event is an object, whose fields have names")
-        # An immutable fact refers to nothing that refers to it. Else the collector looks at every event in hand, and at
-        # every tuple it is in: a tenth of the time that a projection takes.
+        # An immutable event is never part of a cycle. Otherwise the collector would visit every event in memory, and
+        # every tuple around it: a tenth of a projection's time.
         config.setdefault("gc", False)
         cls = super().__new__(mcls, name, bases, namespace, **config)
         clash = RESERVED.intersection(cls.__struct_fields__)
@@ -64,11 +64,11 @@ class EventMeta(msgspec.StructMeta):
 class Event(msgspec.Struct, frozen=True, kw_only=True, metaclass=EventMeta):
     """Something that happened: an immutable fact, whose fields are its contract.
 
-    ``class OrderPaid(Event, type="order.paid", version=2, key="order_id", subject="orders.{order_id}.paid")``:
+    ``class OrderPaid(Event, type="order.paid", version=2, key="order_id", subject="orders.paid.{order_id}")``:
 
-    - ``type`` is its name on the wire, for ever; the name of the class may change. Without it the class is only a base
-      for others.
-    - ``version`` counts the changes of its fields that a reader has to know of; see :func:`upcast`.
+    - ``type`` is the event's name on the wire, permanently; the name of the class may change. A class without it is
+      only a base for others.
+    - ``version`` counts the changes of its fields that readers have to handle; see :func:`upcast`.
     - ``key`` is the field whose value orders events: those of one key are handled one after the other. A template such
       as ``"{tenant}.{order_id}"`` makes one of several fields.
     - ``subject`` is where it is published, by default the type. Values of fields are escaped, so each is one token,
@@ -131,13 +131,13 @@ def event(
     pydantic's rules, on writing and on reading; reading is several times slower than with :class:`Event`.
 
     Raises:
-        ConfigError: The class is no pydantic model, or a keyword or field breaks a rule.
+        ConfigError: The class is not a pydantic model, or a keyword or field breaks a rule.
     """
 
     def register(kind: _Kind) -> _Kind:
         if not hasattr(kind, "model_validate_json"):
             raise ConfigError(
-                f"{kind.__name__} is no pydantic model; write class {kind.__name__}(Event, type={type!r}, ...) instead"
+                f"{kind.__name__} is not a pydantic model: write class {kind.__name__}(Event, type={type!r}, ...)"
             )
         contract = Contract(kind, type=type, version=version, key=key, subject=subject)
         contract.id_of = getattr(kind, "event_id", None)
@@ -147,19 +147,19 @@ def event(
     return register
 
 
-def unchanged(old: dict[str, Any]) -> dict[str, Any]:
+def unchanged(old: dict[str, object]) -> dict[str, object]:
     """The upcast of data that the next version reads as it is: ``upcast(OrderPaid, from_version=1)(unchanged)``.
 
-    Whether that is true is decided by the rules for schemas: ``jetspark schema check`` asks them.
+    ``jetspark schema check`` verifies this by the rules for schemas.
     """
     return old
 
 
-def upcast(kind: type[Any], *, from_version: int) -> Callable[[_Function], _Function]:
-    """Say how the data of an old version becomes that of the next: ``@upcast(OrderPaid, from_version=1)``.
+def upcast(kind: type, *, from_version: int) -> Callable[[_Function], _Function]:
+    """Declare how data of an old version becomes data of the next: ``@upcast(OrderPaid, from_version=1)``.
 
-    The function gets the data as a dict and returns a dict. It must be pure: no clock, no I/O, no chance, because
-    history is read again and again and has to mean the same each time. A version three steps back passes three of them.
+    The function gets the data as a dict and returns a dict. It must be pure (no clock, no I/O, no randomness), because
+    history is read repeatedly and must mean the same each time. Data three versions back passes through three upcasts.
 
     Raises:
         ConfigError: The version is not older than the class, or has an upcast already.

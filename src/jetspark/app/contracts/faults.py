@@ -1,18 +1,25 @@
-"""What msgspec and pydantic complain about, in one form: which field, which rule, and of which kind the fault is."""
+"""Validation errors of msgspec and pydantic in one form: the field, the rule, and the kind of fault."""
 
 from __future__ import annotations
 
-import asyncio
 import re
+import sys
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
-__all__ = ["USER_ERRORS", "Fault", "FaultKind", "fault_of"]
+__all__ = ["Fault", "FaultKind", "fault_of", "user_errors"]
 
-USER_ERRORS = (Exception, SystemExit, GeneratorExit, asyncio.CancelledError)
-"""What a synchronous function of the application may raise: a failure of its event, and never the end of the process.
-The others end it: ``KeyboardInterrupt`` is Ctrl-C, which may arrive anywhere."""
+
+def user_errors() -> tuple[type[BaseException], ...]:
+    """Return the classes that ``except user_errors():`` catches around a synchronous function of the application.
+
+    Whatever such a function raises is a failure of its event and must not end the process, because the next process
+    gets the same event. That includes direct subclasses of ``BaseException``, such as the panic of an extension written
+    in Rust. Only ``KeyboardInterrupt`` rises: Ctrl-C may arrive at any line.
+    """
+    return () if isinstance(sys.exc_info()[1], KeyboardInterrupt) else (BaseException,)
+
 
 FaultKind: TypeAlias = Literal["syntax", "missing", "type", "rule"]
 
@@ -25,17 +32,17 @@ _is_enum = re.compile(r"Invalid (?:enum )?value").match
 
 
 class Fault(NamedTuple):
-    """One reason why data is not what its contract says."""
+    """A reason why data breaks its contract."""
 
     kind: FaultKind
     field: str
     """The path to it, such as ``items[0].sku``; empty for the data as a whole."""
     rule: str
-    """In words: what was expected, and what was there."""
+    """In words: the expectation, and the value found."""
 
 
 def fault_of(error: Exception) -> Fault:
-    """The first fault that an error of msgspec or pydantic tells of."""
+    """The first fault in an error of msgspec or pydantic."""
     if isinstance(error, msgspec.ValidationError):
         return _of_msgspec(str(error))
     if isinstance(error, msgspec.DecodeError | UnicodeDecodeError | RecursionError):
@@ -47,7 +54,8 @@ def fault_of(error: Exception) -> Fault:
 
 
 def error_text(error: BaseException) -> str:
-    """What an error says of data that cannot be read or written; with its kind, if it is of somebody's own code."""
+    """The text of an error about unreadable or unwritable data; for an error of the application's own code, with its
+    class."""
     is_plain = isinstance(error, TypeError | ValueError | msgspec.MsgspecError)
     return str(error) if is_plain else f"{type(error).__name__}: {error}"
 

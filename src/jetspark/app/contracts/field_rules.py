@@ -1,10 +1,10 @@
-"""What the fields of an event may be: rules that are checked when the class is defined.
+"""Rules for the fields of an event, checked when the class is defined.
 
-Two mistakes of event contracts cannot be repaired later, because the wrong values are stored for ever: money as a
-float, which has no exact value (0.1 + 0.2), and a time without its zone, which means another instant for each reader.
+Two mistakes in event contracts cannot be repaired later, because wrong values stay in the stream: money as a float,
+which has no exact value (0.1 + 0.2), and a time without its zone, which is another instant for each reader.
 
-A field is known for money by a word of its name, such as ``amount`` or ``unit_price``; :data:`Measure` says that a
-float with such a name is a measurement after all.
+A field counts as money if its name contains a word such as ``amount`` or ``unit_price``; :data:`Measure` marks a float
+with such a name as a measurement.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Measure = Annotated[_T, msgspec.Meta(extra_json_schema={"x-measure": True})]
 """``total_weight_kg: Measure[float]``: a measured quantity, although its name has a word for money in it."""
 
 Private = Annotated[_T, msgspec.Meta(extra_json_schema={"x-private": True})]
-"""``email: Private[str]``: data about a person. It is left out of ``repr``, and its schema says ``x-private``."""
+"""``email: Private[str]``: personal data. It is left out of ``repr``, and its schema says ``x-private``."""
 
 Timestamp = Annotated[datetime.datetime, msgspec.Meta(tz=True)]
 """A time with its zone: the only form of ``datetime`` an event may have. It is written in UTC if it is in UTC."""
@@ -77,12 +77,12 @@ _SORTED = (
 _IN_SUBJECT = (str, int, bool, uuid.UUID, datetime.date)
 
 
-def check_fields(kind: type) -> None:
+def check_fields(kind: type[object]) -> None:
     """Check the fields of an event class, nested ones included.
 
     Raises:
         ConfigError: A field is a float and by its name money, a time without a zone, or a set that cannot be sorted.
-        NameError: A type is not defined yet; ask again when the module is complete.
+        NameError: A type is not defined yet; call again when the module is complete.
     """
     is_pydantic = not issubclass(kind, msgspec.Struct)  # which does not look at marks of msgspec
     if not is_pydantic:  # its sets are sorted as JSON
@@ -105,10 +105,10 @@ def check_fields(kind: type) -> None:
             )
 
 
-def check_sets(kind: Any, where: str) -> None:
+def check_sets(kind: object, where: str) -> None:
     """Check that every set in a type has elements with an order, which is the order in which they are written.
 
-    Sets have none of their own: that of a set of texts is another one in each process.
+    A set has no order of its own: a set of texts is ordered differently in each process.
 
     Raises:
         ConfigError: A set has elements that cannot be sorted.
@@ -124,8 +124,8 @@ def check_sets(kind: Any, where: str) -> None:
                 )
 
 
-def has_sets(kind: Any) -> bool:
-    """Whether a type has a set anywhere in it.
+def has_sets(kind: object) -> bool:
+    """True if a type contains a set at any depth.
 
     Raises:
         NameError: A type is not defined yet.
@@ -133,12 +133,12 @@ def has_sets(kind: Any) -> bool:
     return any(_is_set(annotation) for _, annotation, _ in _leaves(kind, "", frozenset()))
 
 
-def _is_set(annotation: Any) -> bool:
+def _is_set(annotation: object) -> bool:
     return annotation in _SETS or get_origin(annotation) in _SETS
 
 
-def _is_sortable(element: Any) -> bool:
-    """Whether all values of a type can be compared with each other, and always the same way."""
+def _is_sortable(element: object) -> bool:
+    """True if all values of a type have one fixed order."""
     element, _ = _marks(element)
     arguments = get_args(element)
     if element in (Any, object):
@@ -157,17 +157,17 @@ def _means_money(word: str) -> bool:
     return not MONEY_WORDS.isdisjoint(singulars)
 
 
-def check_in_subject(kind: type, name: str, where: str) -> None:
+def check_in_subject(kind: type[object], name: str, where: str) -> None:
     """Check that a field can be part of a subject or key: it is there, has a value, and one spelling.
 
     Raises:
-        ConfigError: It is not, or has not.
+        ConfigError: The field does not exist, or its type is not allowed.
         NameError: Its type is not defined yet.
     """
     hints = typing.get_type_hints(kind)
     if name not in field_names(kind):
         raise ConfigError(
-            f"{kind.__name__}: {where} names {name!r}, which is no field; fields are: {', '.join(field_names(kind))}"
+            f"{kind.__name__}: {where} names {name!r}, which is not a field; fields are: {', '.join(field_names(kind))}"
         )
     for annotation in _alternatives(hints[name]):
         if get_origin(annotation) is Literal and all(isinstance(value, str | int) for value in get_args(annotation)):
@@ -180,21 +180,23 @@ def check_in_subject(kind: type, name: str, where: str) -> None:
             )
 
 
-def field_names(kind: type) -> tuple[str, ...]:
+def field_names(kind: type[object]) -> tuple[str, ...]:
     """The fields of a Struct or of a pydantic model, in order."""
     if issubclass(kind, msgspec.Struct):
         return kind.__struct_fields__
     return tuple(getattr(kind, "model_fields", ()))
 
 
-def private_fields(kind: type) -> frozenset[str]:
+def private_fields(kind: type[object]) -> frozenset[str]:
     """The fields marked ``Private``."""
     hints = typing.get_type_hints(kind, include_extras=True)
     return frozenset(name for name in field_names(kind) if _is_marked(_marks(hints[name])[1], "x-private"))
 
 
-def _leaves(kind: Any, path: str, seen: frozenset[Any], marks: tuple[Any, ...] = ()) -> Iterator[tuple[str, Any, Any]]:
-    """Every type that an annotation is made of, with the path to it and what ``Annotated`` says of it."""
+def _leaves(
+    kind: object, path: str, seen: frozenset[object], marks: tuple[object, ...] = ()
+) -> Iterator[tuple[str, Any, Any]]:
+    """Every part of an annotation, with the path to it and its ``Annotated`` metadata."""
     kind, more = _marks(kind)
     marks += more
     fields = _fields_of(kind)
@@ -211,7 +213,7 @@ def _leaves(kind: Any, path: str, seen: frozenset[Any], marks: tuple[Any, ...] =
             yield from _leaves(argument, path, seen, marks)
 
 
-def _fields_of(kind: Any) -> dict[str, Any] | None:
+def _fields_of(kind: object) -> dict[str, object] | None:
     """The annotations of a class with fields; None for anything else."""
     origin = get_origin(kind) or kind
     if not isinstance(origin, type):
@@ -225,20 +227,20 @@ def _fields_of(kind: Any) -> dict[str, Any] | None:
     return {name: hint for name, hint in hints.items() if get_origin(hint) is not typing.ClassVar}
 
 
-def _marks(annotation: Any) -> tuple[Any, tuple[Any, ...]]:
-    """An annotation without ``Annotated``, and what that said."""
-    marks: tuple[Any, ...] = ()
+def _marks(annotation: object) -> tuple[Any, tuple[object, ...]]:
+    """An annotation without ``Annotated``, and the metadata of that."""
+    marks: tuple[object, ...] = ()
     while get_origin(annotation) is Annotated:
         annotation, *more = get_args(annotation)
         marks += tuple(more)
     return annotation, marks
 
 
-def _is_marked(marks: tuple[Any, ...], word: str) -> bool:
+def _is_marked(marks: tuple[object, ...], word: str) -> bool:
     return any(isinstance(mark, msgspec.Meta) and word in (mark.extra_json_schema or {}) for mark in marks)
 
 
-def _alternatives(annotation: Any) -> Iterator[Any]:
+def _alternatives(annotation: object) -> Iterator[object]:
     if get_origin(annotation) in (Union, types.UnionType):
         for each in get_args(annotation):
             yield from _alternatives(each)
@@ -246,5 +248,5 @@ def _alternatives(annotation: Any) -> Iterator[Any]:
         yield annotation
 
 
-def _shown(annotation: Any) -> str:
+def _shown(annotation: object) -> str:
     return "None" if annotation is types.NoneType else getattr(annotation, "__name__", str(annotation))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from jetspark.aio.jetstream import JetStream
 from jetspark.aio.kv import KeyValue
 from jetspark.app.contracts.catalogue import Catalogue
-from jetspark.app.contracts.records import Finding, Record, Records, read_record, record_of
+from jetspark.app.contracts.contract_records import Finding, Record, Records, read_record, record_of
 from jetspark.app.contracts.schemas import differences
 from jetspark.errors import ContractFrozen, KeyExists, StreamNotFound
 
@@ -28,7 +28,7 @@ class ContractRegistry:
         """Record a contract; False if it is recorded already, with the same meaning.
 
         Raises:
-            ContractFrozen: It is recorded with another meaning.
+            ContractFrozen: The version is recorded with another meaning.
         """
         try:
             await self._kv.create(record.name, record.write())
@@ -43,7 +43,7 @@ class ContractRegistry:
 
 
 async def read_registry(js: JetStream, bucket: str) -> dict[tuple[str, int], Record]:
-    """Every record of a bucket; none if there is no such bucket."""
+    """Every record of a bucket; empty if the bucket does not exist."""
     try:
         kv = await js.kv(bucket)
     except StreamNotFound:
@@ -52,7 +52,7 @@ async def read_registry(js: JetStream, bucket: str) -> dict[tuple[str, int], Rec
 
 
 def missing_records(catalogue: Catalogue, records: Records, findings: list[Finding], source: str) -> list[Record]:
-    """What can be recorded: contracts that are not, of types that no finding speaks against."""
+    """Contracts to record: those without a record, of types without a breaking finding."""
     broken = {finding.type for finding in findings if finding.is_breaking}
     return [
         record_of(contract, source)

@@ -1,16 +1,16 @@
 """Examples of data, made of its schema alone: the smallest and the largest that a contract allows.
 
-They are the same in every run, so that files of them can be kept (golden files) and read again by later code. What a
-schema cannot tell, such as a text that matches a pattern, is taken from ``msgspec.Meta(examples=[...])``.
+They are the same in every run, so that they can be kept in files (golden files) and read again by later code. A value
+that a schema does not determine, such as a text that matches a pattern, comes from ``msgspec.Meta(examples=[...])``.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from typing import Any
+from collections.abc import Sequence
 
-from jetspark.app.contracts.schemas import Schema, resolve
+from jetspark.app.contracts.schemas import Json, Schema, resolve
 from jetspark.errors import ConfigError
 
 __all__ = ["samples"]
@@ -31,11 +31,11 @@ _LARGEST = 2**53 - 1
 """The largest integer that every reader of JSON takes exactly."""
 
 
-def samples(schema: Schema, title: str) -> dict[str, Any]:
+def samples(schema: Schema, title: str) -> dict[str, Json]:
     """The smallest data by a schema (no optional field, lowest values) and the largest (every field, highest values).
 
     Raises:
-        ConfigError: No value can be found for a field; the message says what to add to it.
+        ConfigError: A field has no possible value; the message says what to add to it.
     """
     return {name: _Maker(schema, title, name == "largest").value(schema, (), ()) for name in ("smallest", "largest")}
 
@@ -44,7 +44,7 @@ class _Maker:
     def __init__(self, root: Schema, title: str, is_largest: bool) -> None:
         self._root, self._title, self._is_largest = root, title, is_largest
 
-    def value(self, schema: Any, path: tuple[str, ...], above: tuple[str, ...]) -> Any:
+    def value(self, schema: Json, path: tuple[str, ...], above: tuple[str, ...]) -> Json:
         """A value, or ``_ENDLESS`` if it would contain itself."""
         if not isinstance(schema, dict):
             return None
@@ -76,7 +76,7 @@ class _Maker:
             case _:
                 return None
 
-    def _one_of(self, branches: list[Any], path: tuple[str, ...], above: tuple[str, ...]) -> Any:
+    def _one_of(self, branches: Sequence[object], path: tuple[str, ...], above: tuple[str, ...]) -> Json:
         found = [self.value(branch, path, above) for branch in branches]
         usable = [value for value in found if value is not _ENDLESS]
         if not usable:
@@ -84,7 +84,7 @@ class _Maker:
         # The largest has a value where null would do as well, the smallest has null.
         return next((value for value in usable if (value is None) is not self._is_largest), usable[0])
 
-    def _object(self, schema: Schema, path: tuple[str, ...], above: tuple[str, ...]) -> Any:
+    def _object(self, schema: Schema, path: tuple[str, ...], above: tuple[str, ...]) -> Json:
         result = {}
         for name, field in schema.get("properties", {}).items():
             is_required = name in schema.get("required", ())
@@ -103,7 +103,7 @@ class _Maker:
                 result.update({f"key-{index}": value for index in range(max(1, wanted))})
         return result
 
-    def _array(self, schema: Schema, path: tuple[str, ...], above: tuple[str, ...]) -> Any:
+    def _array(self, schema: Schema, path: tuple[str, ...], above: tuple[str, ...]) -> Json:
         prefix = schema.get("prefixItems", [])
         items = schema.get("items", True)
         count = schema.get("minItems", 0)

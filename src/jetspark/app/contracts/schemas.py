@@ -1,4 +1,4 @@
-"""The JSON Schema of each type and version: what a contract looks like to a reader who has no Python.
+"""The JSON Schema of each type and version: the contract for readers without Python.
 
 Two documents are the same contract when their canonical forms are equal: without titles, descriptions and examples,
 whatever nested classes are called, in one order. So a class can be renamed and a docstring improved, and nothing that
@@ -17,7 +17,9 @@ from jetspark.app.contracts.catalogue import Contract
 
 __all__ = ["Schema", "SchemaChange", "canonical", "differences", "document", "resolve", "sets_in_order", "write"]
 
-Schema: TypeAlias = dict[str, Any]
+Json: TypeAlias = Any
+"""A value as ``json.loads`` returns it."""
+Schema: TypeAlias = dict[str, Json]
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 ANNOTATIONS = frozenset(
@@ -29,11 +31,11 @@ _BRANCHES = ("anyOf", "oneOf", "allOf")
 
 
 class SchemaChange(NamedTuple):
-    """One place where two documents differ; what is not there is None."""
+    """A difference between two documents; None stands for a missing value."""
 
     path: str
-    old: Any
-    new: Any
+    old: object
+    new: object
 
     def __str__(self) -> str:
         if self.old is None:
@@ -47,7 +49,8 @@ def document(contract: Contract) -> Schema:
     """The schema of a contract's data, with the rest of the contract as ``x-event``."""
     contract.check()
     made = contract.kind.model_json_schema() if contract.is_pydantic else msgspec.json.schema(contract.kind)
-    # As it is read back from a record: msgspec leaves a default that is a tuple one, which is no list to a comparison.
+    # In the form that a record has after decoding: msgspec keeps a default that is a tuple, which is unequal to a
+    # list.
     found: Schema = json.loads(json.dumps(made))
     found = _with_sets_in_order(found, found)
     schema = dict(resolve(found, found))
@@ -56,7 +59,7 @@ def document(contract: Contract) -> Schema:
     if own and not _refers_to(own, definitions):
         definitions = {name: value for name, value in definitions.items() if name != own}
     schema.pop("$defs", None)
-    event: dict[str, Any] = {"type": contract.type, "version": contract.version, "subject": contract.subject.text}
+    event: dict[str, object] = {"type": contract.type, "version": contract.version, "subject": contract.subject.text}
     if contract.key_template is not None:
         event["key"] = contract.key_template.text
     result = {"$schema": DIALECT, **schema, "title": contract.type, "x-event": event}
@@ -68,7 +71,7 @@ def write(schema: Schema) -> bytes:
     return (json.dumps(schema, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()
 
 
-def resolve(schema: Any, root: Schema) -> Any:
+def resolve(schema: object, root: Schema) -> Json:
     """A schema with its reference followed; what stands beside the reference wins."""
     seen: set[str] = set()
     while isinstance(schema, dict) and "$ref" in schema and schema["$ref"] not in seen:
@@ -78,7 +81,7 @@ def resolve(schema: Any, root: Schema) -> Any:
     return schema
 
 
-def canonical(schema: Schema) -> Any:
+def canonical(schema: Schema) -> Json:
     """The form in which equal contracts are equal: key, subject and data, without names and words."""
     event = schema.get("x-event", {})
     routing = {name: event[name] for name in ("key", "subject") if name in event}
@@ -86,16 +89,16 @@ def canonical(schema: Schema) -> Any:
 
 
 def differences(old: Schema, new: Schema) -> list[SchemaChange]:
-    """What differs between two documents, as far as it matters."""
+    """The differences between two documents that change their meaning."""
     return list(_changes("", canonical(old), canonical(new)))
 
 
-def _plain(schema: Any, root: Schema, above: tuple[str, ...]) -> Any:
+def _plain(schema: Json, root: Schema, above: tuple[str, ...]) -> Json:
     if not isinstance(schema, dict):
         return schema
     reference = schema.get("$ref")
     if reference in above:
-        # A type that contains itself: how many levels up, which does not depend on what it is called.
+        # A recursive type: the number of levels up to it, which does not depend on its name.
         return {"$up": len(above) - above.index(reference)}
     if reference is not None:
         above = (*above, reference)
@@ -125,8 +128,8 @@ def _plain(schema: Any, root: Schema, above: tuple[str, ...]) -> Any:
     return result
 
 
-def _with_sets_in_order(schema: Any, root: Schema) -> Any:
-    """A schema whose defaults are the same in every process, and so are the files that have it."""
+def _with_sets_in_order(schema: object, root: Schema) -> Json:
+    """A schema whose defaults, and so its files, are the same in every process."""
     if isinstance(schema, list):
         return [_with_sets_in_order(each, root) for each in schema]
     if not isinstance(schema, dict):
@@ -142,7 +145,7 @@ def _with_sets_in_order(schema: Any, root: Schema) -> Any:
     return result
 
 
-def sets_in_order(value: Any, schema: Any, root: Schema) -> Any:
+def sets_in_order(value: Json, schema: Json, root: Schema) -> Json:
     """A JSON value with the items of its sets sorted: Python has those of texts in another order in each process."""
     schema = resolve(schema, root)
     if not isinstance(value, dict | list) or not isinstance(schema, dict):
@@ -158,7 +161,7 @@ def sets_in_order(value: Any, schema: Any, root: Schema) -> Any:
     return sorted(items, key=_sort_key) if schema.get("uniqueItems") else items
 
 
-def _changes(path: str, old: Any, new: Any) -> Any:
+def _changes(path: str, old: object, new: object) -> Json:
     if isinstance(old, dict) and isinstance(new, dict):
         for name in sorted({*old, *new}):
             yield from _changes(f"{path}.{name}" if path else name, old.get(name), new.get(name))
@@ -170,10 +173,10 @@ def _refers_to(name: str, definitions: Schema) -> bool:
     return f'"#/$defs/{name}"' in json.dumps(definitions)
 
 
-def _sort_key(value: Any) -> str:
+def _sort_key(value: object) -> str:
     return json.dumps(value, sort_keys=True)
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     text = json.dumps(value, sort_keys=True, ensure_ascii=False)
     return text if len(text) <= 100 else f"{text[:97]}..."

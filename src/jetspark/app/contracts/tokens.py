@@ -20,7 +20,7 @@ from jetspark.errors import ConfigError, InvalidSubject
 __all__ = ["MAX_KEY_BYTES", "Template", "escape", "is_plain", "key_fault", "text_of", "unescape"]
 
 is_plain = re.compile(r"[A-Za-z0-9_-]+").fullmatch
-"""Whether a value is its own token: most are, and who has many of them asks this first."""
+"""True if a value is its own token. Most values are, so hot paths check this first."""
 _escape_bytes = re.compile(rb"[^A-Za-z0-9_-]").sub
 _is_token = re.compile(r"=|(?:[A-Za-z0-9_-]|=[0-9A-F]{2})+").fullmatch
 _unescape_bytes = re.compile(rb"=([0-9A-F]{2})").sub
@@ -31,7 +31,7 @@ EMPTY = "="
 
 
 MAX_KEY_BYTES = 1000
-"""Of the key of an event in UTF-8: it is a token of subjects, three times as long where every byte is escaped, and the
+"""Largest key of an event in UTF-8: it is a token of subjects, three times as long where every byte is escaped, and the
 server takes lines of 4096 bytes."""
 
 
@@ -70,15 +70,17 @@ def unescape(token: str) -> str:
         ConfigError: ``escape`` makes no such token.
     """
     if not _is_token(token):
-        raise ConfigError(f"{token!r} is no escaped value: expected letters, digits, _, - and = with two hex digits")
+        raise ConfigError(
+            f"{token!r} is not an escaped value: expected letters, digits, _, - and = with two hex digits"
+        )
     if token == EMPTY:
         return ""
     try:
         value = _unescape_bytes(lambda found: bytes([int(found[1], 16)]), token.encode()).decode()
     except UnicodeDecodeError:
-        raise ConfigError(f"{token!r} is no escaped value: its bytes are not UTF-8") from None
+        raise ConfigError(f"{token!r} is not an escaped value: its bytes are not UTF-8") from None
     if escape(value) != token:
-        raise ConfigError(f"{token!r} is no escaped value: {value!r} is written {escape(value)!r}")
+        raise ConfigError(f"{token!r} is not an escaped value: {value!r} is written {escape(value)!r}")
     return value
 
 
@@ -168,7 +170,7 @@ def _formatter(text: str, fields: tuple[str, ...]) -> Callable[[Any], str]:
         return _one_field(*_find_field.split(text))
     pieces = _find_field.sub("{}", text)
 
-    def several(event: Any) -> str:
+    def several(event: object) -> str:
         return pieces.format(*(escape(text_of(getattr(event, name))) for name in fields))
 
     return several
@@ -176,7 +178,7 @@ def _formatter(text: str, fields: tuple[str, ...]) -> Callable[[Any], str]:
 
 def _one_field(before: str, name: str, after: str) -> Callable[[Any], str]:
     # By far the most frequent form, and once for each published event: 0.4 µs instead of 1.2.
-    def one(event: Any) -> str:
+    def one(event: object) -> str:
         value = getattr(event, name)
         if value.__class__ is not str:
             value = text_of(value)

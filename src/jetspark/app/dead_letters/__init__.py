@@ -1,1 +1,1 @@
-"""Dead letters: what is kept of events that could not be handled, and how an operator brings them back."""
+"""Dead letters: events that could not be handled, and the operations that list, redrive and discard them."""

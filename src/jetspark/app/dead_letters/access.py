@@ -8,9 +8,22 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, cast
 
-from jetspark.app.dead_letters.listing import LetterFilter, check_handler, each_letter, read_letter, with_event
+from jetspark.app.dead_letters.listing import (
+    DeadLetterFilter,
+    check_handler,
+    each_dead_letter,
+    read_dead_letter,
+    with_event,
+)
 from jetspark.app.dead_letters.outcomes import RedriveProgress
-from jetspark.app.dead_letters.redriving import DiscardResults, count_of, discard_letters, explain, is_any, run_redrive
+from jetspark.app.dead_letters.redriving import (
+    DiscardResults,
+    count_of,
+    discard_dead_letters,
+    explain,
+    is_any,
+    run_redrive,
+)
 from jetspark.app.dead_letters.retries import (
     RETRY_FIELDS,
     RetryChanges,
@@ -19,7 +32,7 @@ from jetspark.app.dead_letters.retries import (
     each_retry,
     hurry_retries,
 )
-from jetspark.app.handlers.handler_store import StoredLetter
+from jetspark.app.handlers.dead_letter_box import StoredDeadLetter
 from jetspark.app.stored_events import FailureCause
 from jetspark.core.headers import Headers
 from jetspark.core.numbers import UINT64, whole
@@ -78,7 +91,7 @@ class AppDeadLetter:
     """The event's; None in a list, and where the event is gone."""
 
     @classmethod
-    def of(cls, stored: StoredLetter, *, with_event: bool) -> AppDeadLetter:
+    def of(cls, stored: StoredDeadLetter, *, with_event: bool) -> AppDeadLetter:
         letter = stored.letter
         return cls(
             number=stored.revision,
@@ -112,7 +125,7 @@ class AppDeadLetters:
         """The dead letters there are now, oldest first, without their events.
 
         Raises:
-            ConfigError: There is no such handler or field, or no dead letter can have that value.
+            ConfigError: The handler or the field does not exist, or no dead letter can have that value.
             StreamNotFound: The application was not applied to this server.
         """
         async with aclosing(self._each(_chosen(conditions), with_events=False)) as letters:
@@ -129,10 +142,10 @@ class AppDeadLetters:
         """One dead letter with its event, by its number.
 
         Raises:
-            ConfigError: There is no dead letter of that number; one that has failed again has a new one.
+            ConfigError: No dead letter has that number; a dead letter that failed again has a new one.
         """
         number = whole("number", number, high=UINT64)
-        return AppDeadLetter.of(await self._whole(await read_letter(self._js, self._app, number)), with_event=True)
+        return AppDeadLetter.of(await self._whole(await read_dead_letter(self._js, self._app, number)), with_event=True)
 
     async def redrive(
         self,
@@ -146,8 +159,9 @@ class AppDeadLetters:
     ) -> RedriveProgress:
         """Have the handlers that failed handle dead letters again, and no other handler.
 
-        Those that are there when it begins are requested, and a key's are handled in order: what waits behind another
-        follows it without a request. One redrive runs at a time. One that is interrupted is continued with ``resume``.
+        The dead letters that exist at the beginning are requested. Those of one key are handled in order: a dead letter
+        behind another follows it without a request. One redrive runs at a time; ``resume`` continues one that was
+        interrupted.
 
         Args:
             rate: Requests each second, at most.
@@ -158,7 +172,7 @@ class AppDeadLetters:
 
         Raises:
             UsageError: Another redrive is under way.
-            ConfigError: There is no such handler, or no redrive to resume; or a wrong rate or condition.
+            ConfigError: The handler or the redrive to resume does not exist, or the rate or a condition is not valid.
         """
         return await run_redrive(
             self._js,
@@ -175,22 +189,22 @@ class AppDeadLetters:
         """Give open dead letters up permanently; their keys continue with what waits behind them.
 
         Raises:
-            ConfigError: There is no such handler or field, or no dead letter can have that value.
+            ConfigError: The handler or the field does not exist, or no dead letter can have that value.
         """
-        return await discard_letters(self._js, self._app, _chosen(conditions), is_dry_run=dry_run)
+        return await discard_dead_letters(self._js, self._app, _chosen(conditions), is_dry_run=dry_run)
 
     async def explain(self, **conditions: Unpack[Conditions]) -> str:
         """Say why no dead letter matches, and what waits instead: others, or retries that are scheduled."""
         return await explain(self._js, self._app, _chosen(conditions))
 
-    async def _each(self, chosen: LetterFilter, *, with_events: bool) -> AsyncGenerator[StoredLetter, None]:
+    async def _each(self, chosen: DeadLetterFilter, *, with_events: bool) -> AsyncGenerator[StoredDeadLetter, None]:
         await check_handler(self._js, self._app, chosen.handler)
-        found = each_letter(self._js, self._app, chosen, with_events=with_events)
-        async with aclosing(cast("AsyncGenerator[StoredLetter, None]", found)) as letters:
+        found = each_dead_letter(self._js, self._app, chosen, with_events=with_events)
+        async with aclosing(cast("AsyncGenerator[StoredDeadLetter, None]", found)) as letters:
             async for stored in letters:
                 yield stored
 
-    async def _whole(self, stored: StoredLetter) -> StoredLetter:
+    async def _whole(self, stored: StoredDeadLetter) -> StoredDeadLetter:
         return await with_event(self._js, self._app, stored) if stored.letter.is_body_omitted else stored
 
 
@@ -246,7 +260,7 @@ class ScheduledRetries:
         """The retries that are scheduled now, in the order in which they were scheduled.
 
         Raises:
-            ConfigError: There is no such handler or field, or no retry can have that value.
+            ConfigError: The handler or the field does not exist, or no retry can have that value.
             StreamNotFound: The application was not applied to this server.
         """
         chosen = await self._check(conditions)
@@ -256,10 +270,10 @@ class ScheduledRetries:
                 yield ScheduledRetry.of(stored)
 
     async def now(self, **conditions: Unpack[RetryConditions]) -> RetryChanges:
-        """Have retries tried now, with the attempts they have left. One that fires in the meantime is tried once.
+        """Make retries due now, with the attempts they have left. A retry that fires in the meantime is tried once.
 
         Raises:
-            ConfigError: There is no such handler or field, or no retry can have that value.
+            ConfigError: The handler or the field does not exist, or no retry can have that value.
         """
         return await hurry_retries(self._js, self._app.name, await self._check(conditions))
 
@@ -269,28 +283,28 @@ class ScheduledRetries:
         Of a handler with ``dead_letter=False`` the event is dropped, as after its last attempt.
 
         Raises:
-            ConfigError: There is no such handler or field, or no retry can have that value.
+            ConfigError: The handler or the field does not exist, or no retry can have that value.
         """
         return await cancel_retries(self._js, self._app.name, await self._check(conditions))
 
     async def explain(self, **conditions: Unpack[RetryConditions]) -> str:
         """Say why no retry matches, and what waits instead: other retries, or dead letters."""
         chosen, letters = await self._check(conditions), 0
-        has_others = not chosen.is_everything and await is_any(each_retry(self._js, self._app.name, LetterFilter()))
+        has_others = not chosen.is_everything and await is_any(each_retry(self._js, self._app.name, DeadLetterFilter()))
         text = "no scheduled retry matches; `jetspark retry ls` lists all" if has_others else "no retries are scheduled"
         where = tuple(pair for pair in chosen.where if pair[0] in ("key", "sequence", "subject"))
-        found = LetterFilter(handler=chosen.handler, where=where)
-        async for _ in each_letter(self._js, self._app, found, with_events=False):
+        found = DeadLetterFilter(handler=chosen.handler, where=where)
+        async for _ in each_dead_letter(self._js, self._app, found, with_events=False):
             letters += 1
         if letters:
             text += f"; {count_of(letters, 'dead letter')} (`jetspark dlq ls`)"
         return text
 
-    async def _check(self, conditions: RetryConditions) -> LetterFilter:
+    async def _check(self, conditions: RetryConditions) -> DeadLetterFilter:
         chosen = _chosen(conditions, RETRY_FIELDS)
         if chosen.handler is not None and self._app.handlers and chosen.handler not in self._app.handlers:
             with suppress(InvalidSubject):  # no handler can have such a name
-                async for _ in each_retry(self._js, self._app.name, LetterFilter(handler=chosen.handler)):
+                async for _ in each_retry(self._js, self._app.name, DeadLetterFilter(handler=chosen.handler)):
                     return chosen
             known = ", ".join(sorted(self._app.handlers))
             raise ConfigError(
@@ -300,7 +314,7 @@ class ScheduledRetries:
         return chosen
 
 
-def _chosen(conditions: Any, fields: tuple[str, ...] | None = None) -> LetterFilter:
+def _chosen(conditions: Any, fields: tuple[str, ...] | None = None) -> DeadLetterFilter:
     values = dict(conditions)
     handler = values.pop("handler", None)
-    return LetterFilter.of(handler, values) if fields is None else LetterFilter.of(handler, values, fields)
+    return DeadLetterFilter.of(handler, values) if fields is None else DeadLetterFilter.of(handler, values, fields)

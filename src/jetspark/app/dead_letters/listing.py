@@ -1,7 +1,7 @@
 """Dead letters as a list: which of them are chosen, and reading them.
 
-What is in the subject of a dead letter (its handler, its key, its event's sequence) the server filters; a list reads
-headers alone.
+The server filters by the parts of a dead letter's subject: its handler, its key, its event's sequence. A list reads
+headers only.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from jetspark.app.handlers.handler_store import HandlerStore, StoredLetter
-from jetspark.app.projections.unreadable import HANDLER as PROJECTIONS
-from jetspark.app.stored_events import DeadEvent, letter_filter
-from jetspark.app.topology.names import dead_letter_stream, handler_bucket, projection_bucket
+from jetspark.app.handlers.dead_letter_box import DeadLetterBox, StoredDeadLetter
+from jetspark.app.projections.unreadable_events import HANDLER as PROJECTIONS
+from jetspark.app.stored_events import StoredEvent, dead_letter_filter
+from jetspark.app.topology.names import dead_letter_stream, handler_bucket
 from jetspark.core.arguments import unfit
 from jetspark.errors import ConfigError, InvalidSubject, MessageNotFound, ProtocolError, StreamNotFound
 
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FIELDS",
-    "LetterFilter",
+    "DeadLetterFilter",
     "check_handler",
-    "each_letter",
-    "open_records",
-    "read_letter",
-    "read_letters",
+    "each_dead_letter",
+    "open_parked_records",
+    "read_dead_letter",
+    "read_dead_letters",
     "with_event",
 ]
 
@@ -39,18 +39,18 @@ FIELDS = ("error", "fingerprint", "key", "sequence", "status", "subject")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LetterFilter:
+class DeadLetterFilter:
     """A choice of dead letters: of one handler or all, with these values."""
 
     handler: str | None = None
     where: tuple[tuple[str, str], ...] = ()
 
     @classmethod
-    def parse(cls, handler: str | None, conditions: Sequence[str], fields: Sequence[str] = FIELDS) -> LetterFilter:
+    def parse(cls, handler: str | None, conditions: Sequence[str], fields: Sequence[str] = FIELDS) -> DeadLetterFilter:
         """From ``FIELD=VALUE``.
 
         Raises:
-            ConfigError: There is no such field, or no dead letter can have that value.
+            ConfigError: The field does not exist, or no dead letter can have that value.
         """
         pairs = []
         for condition in conditions:
@@ -62,7 +62,7 @@ class LetterFilter:
         return cls(handler=handler, where=tuple(pairs))
 
     @classmethod
-    def of(cls, handler: str | None, values: Mapping[str, Any], fields: Sequence[str] = FIELDS) -> LetterFilter:
+    def of(cls, handler: str | None, values: Mapping[str, object], fields: Sequence[str] = FIELDS) -> DeadLetterFilter:
         """From keywords; None stands for any value.
 
         Raises:
@@ -91,16 +91,16 @@ class LetterFilter:
     def letters_of(self, app: str) -> str:
         """The subject filter of the dead letters that may match: a handler, a key and a sequence are in the subject."""
         values = dict(self.where)
-        return letter_filter(app, self.handler, values.get("key"), values.get("sequence"))
+        return dead_letter_filter(app, self.handler, values.get("key"), values.get("sequence"))
 
-    def with_neighbours(self) -> LetterFilter:
+    def with_neighbours(self) -> DeadLetterFilter:
         """The same handler and key, and any other value: what may wait behind a chosen dead letter."""
-        return LetterFilter(handler=self.handler, where=tuple(pair for pair in self.where if pair[0] == "key"))
+        return DeadLetterFilter(handler=self.handler, where=tuple(pair for pair in self.where if pair[0] == "key"))
 
-    def accepts(self, stored: StoredLetter) -> bool:
+    def accepts(self, stored: StoredDeadLetter) -> bool:
         return self.accepts_event(stored.letter)
 
-    def accepts_event(self, letter: DeadEvent) -> bool:
+    def accepts_event(self, letter: StoredEvent) -> bool:
         if not self.where:
             return self.handler is None or letter.handler == self.handler
         cause = letter.cause
@@ -117,15 +117,8 @@ class LetterFilter:
         )
 
     def accepts_key(self, key: str) -> bool:
-        """Whether a key without any dead letter is chosen: all are, unless a field other than the key is given."""
+        """True if a key without any dead letter is chosen: every key, unless a field other than the key is given."""
         return all(pair == ("key", key) for pair in self.where)
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"handler": self.handler, "where": [list(pair) for pair in self.where]}
-
-    @classmethod
-    def from_dict(cls, fields: dict[str, Any]) -> LetterFilter:
-        return cls(handler=fields["handler"], where=tuple((name, value) for name, value in fields["where"]))
 
 
 def _check_value(what: str, name: str, value: str) -> None:
@@ -135,13 +128,13 @@ def _check_value(what: str, name: str, value: str) -> None:
         raise ConfigError(f"{what}: expected a whole number, the place of the event in its stream")
 
 
-async def each_letter(
-    js: JetStream, app: HasSpec, chosen: LetterFilter, *, with_events: bool = True
-) -> AsyncIterator[StoredLetter]:
+async def each_dead_letter(
+    js: JetStream, app: HasSpec, chosen: DeadLetterFilter, *, with_events: bool = True
+) -> AsyncIterator[StoredDeadLetter]:
     """The dead letters that are not closed, oldest first; none that are written from now on.
 
     Without events the server sends the headers alone, and reads only the subjects of the handler, key or sequence that
-    is chosen. An ordered consumer bounds what is read ahead: 16 MiB at most.
+    is chosen. An ordered consumer reads at most 16 MiB ahead.
     """
     app = app.spec
     stream = await js.stream(dead_letter_stream(app.name))
@@ -154,15 +147,15 @@ async def each_letter(
             if message.metadata.stream_sequence > up_to:
                 return
             with suppress(ProtocolError):  # another program's message
-                stored = StoredLetter.listed(message, with_event=with_events)
+                stored = StoredDeadLetter.listed(message, with_event=with_events)
                 if stored.letter.status != "closed" and chosen.accepts(stored):
                     yield stored
 
 
-async def read_letters(js: JetStream, app: HasSpec, chosen: LetterFilter) -> list[StoredLetter]:
-    """The dead letters that are not closed, oldest first, all at once; see :func:`each_letter`."""
+async def read_dead_letters(js: JetStream, app: HasSpec, chosen: DeadLetterFilter) -> list[StoredDeadLetter]:
+    """The dead letters that are not closed, oldest first, all at once; see :func:`each_dead_letter`."""
     app = app.spec
-    return [stored async for stored in each_letter(js, app, chosen)]
+    return [stored async for stored in each_dead_letter(js, app, chosen)]
 
 
 async def check_handler(js: JetStream, app: AppSpec, name: str | None) -> None:
@@ -174,7 +167,7 @@ async def check_handler(js: JetStream, app: AppSpec, name: str | None) -> None:
     if name is None or name in (*app.handlers, PROJECTIONS) or not (app.handlers or app.projections):
         return
     with suppress(InvalidSubject):  # no handler can have such a name
-        async for _ in each_letter(js, app, LetterFilter(handler=name), with_events=False):
+        async for _ in each_dead_letter(js, app, DeadLetterFilter(handler=name), with_events=False):
             return
     known = ", ".join(sorted(app.handlers)) or "none"
     raise ConfigError(
@@ -183,37 +176,37 @@ async def check_handler(js: JetStream, app: AppSpec, name: str | None) -> None:
     )
 
 
-async def read_letter(js: JetStream, app: HasSpec, number: int) -> StoredLetter:
+async def read_dead_letter(js: JetStream, app: HasSpec, number: int) -> StoredDeadLetter:
     """One dead letter, by its number.
 
     Raises:
-        ConfigError: There is none.
+        ConfigError: No dead letter has this number.
     """
     app = app.spec
     stream = await js.stream(dead_letter_stream(app.name))
     if 1 <= number <= stream.cached_info.state.last_sequence:
         with suppress(MessageNotFound, ProtocolError):
-            return StoredLetter.of(await stream.get_message(number))
+            return StoredDeadLetter.of(await stream.get_message(number))
     raise ConfigError(f"app {app.name!r} has no dead letter {number}; `jetspark dlq ls` lists them")
 
 
-async def with_event(js: JetStream, app: HasSpec, stored: StoredLetter) -> StoredLetter:
+async def with_event(js: JetStream, app: HasSpec, stored: StoredDeadLetter) -> StoredDeadLetter:
     """A dead letter with the headers and the body of its event, also if they are kept apart from it."""
     app = app.spec
-    stream, records = await js.stream(dead_letter_stream(app.name)), await open_records(js, app)
-    store = HandlerStore(js, app.name, stored.letter.handler, stream, stream, records)
-    return StoredLetter(await store.whole(stored.letter), stored.subject, stored.revision)
+    stream = await js.stream(dead_letter_stream(app.name))
+    box = DeadLetterBox(js, app.name, stored.letter.handler, stream, None)
+    return StoredDeadLetter(await box.whole(stored.letter), stored.subject, stored.revision)
 
 
-async def open_records(js: JetStream, app: AppSpec) -> KeyValue:
-    """Open the bucket with the records of parked keys.
+async def open_parked_records(js: JetStream, app: AppSpec) -> KeyValue | None:
+    """Open the bucket with the records of parked keys; None if the application has projections and never had a handler.
 
-    An application that has never had a handler has no such bucket. Dead letters of projections hold up no key, so the
-    bucket that stands in for it is never searched.
+    Raises:
+        StreamNotFound: The application was not applied to this server.
     """
     try:
         return await js.kv(handler_bucket(app.name))
     except StreamNotFound:
         if app.handlers or not app.projections:
             raise
-        return await js.kv(projection_bucket(app.name))
+        return None

@@ -1,39 +1,42 @@
-"""What a redrive has done, and what became of the dead letters it requested. Pure."""
+"""The progress of a redrive, and the outcomes of the dead letters it requested. Pure."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
-from jetspark.app.dead_letters.listing import LetterFilter
-from jetspark.app.stored_events import LetterStatus
+from jetspark.app.dead_letters.listing import DeadLetterFilter
+from jetspark.app.jobs import JobRecord
+from jetspark.app.stored_events import DeadLetterStatus
 
-__all__ = ["LetterOutcomes", "RedriveProgress", "RedriveResults", "SeenLetter"]
+__all__ = ["REDRIVE_KEY", "RedriveOutcomes", "RedriveProgress", "RedriveResults", "SeenDeadLetter"]
+
+
+REDRIVE_KEY = "redrive"
+"""The key of its record: one redrive runs at a time."""
 
 
 @dataclass(slots=True, kw_only=True)
 class RedriveResults:
-    """What became of dead letters that were requested, and of those that follow them."""
+    """Outcomes of the dead letters that were requested, and of those that follow them."""
 
     handled: int = 0
     failed: int = 0
     """Handled again, and failed again."""
     waiting: int = 0
-    """Not handled yet, or behind one that failed again."""
+    """Not handled yet, or behind a dead letter that failed again."""
 
     def __str__(self) -> str:
         return f"{self.handled} handled, {self.failed} failed again, {self.waiting} waiting"
 
 
-@dataclass(slots=True, kw_only=True)
-class RedriveProgress:
-    """How far a redrive is."""
+class RedriveProgress(JobRecord, kw_only=True, rename={"is_dry_run": "dry_run", "is_done": "done"}):
+    """The progress of a redrive: the key ``redrive`` of the bucket ``<app>_handlers`` while it runs."""
 
-    id: str
-    chosen: LetterFilter
+    hint: ClassVar[str] = "no redrive is under way: it is done, or was never started"
+    chosen: DeadLetterFilter
     up_to: int
     """The last dead letter that is part of it; later ones are not."""
     last: int = 0
@@ -50,10 +53,22 @@ class RedriveProgress:
     is_dry_run: bool = False
     is_done: bool = False
     """Everything is requested."""
-    results: RedriveResults | None = None
-    """What became of the dead letters; None if the redrive did not wait for them."""
     reason: str = ""
     """Why nothing was requested, and what waits instead; empty where something was."""
+    results: RedriveResults | None = None
+    """Results of the requested dead letters; None if the redrive did not wait for them."""
+
+    @property
+    def key(self) -> str:
+        return REDRIVE_KEY
+
+    @property
+    def title(self) -> str:
+        return f"redrive {self.id}"
+
+    @property
+    def reached(self) -> str:
+        return f"at dead letter {self.last} of {self.up_to}"
 
     @property
     def looked_at(self) -> int:
@@ -70,7 +85,7 @@ class RedriveProgress:
             return f"nothing to redrive: {self.reason}" if self.reason else "nothing to redrive"
         verb = "would be redriven" if self.is_dry_run else "requested"
         state = "" if self.is_done else f", now at dead letter {self.last}"
-        name = "dry run" if self.is_dry_run else f"redrive {self.id}"
+        name = "dry run" if self.is_dry_run else self.title
         text = f"{name}: {self.requested} {verb}, {self.behind} follow, up to dead letter {self.up_to}{state}"
         if self.freed:
             verb = "would continue" if self.is_dry_run else "continue"
@@ -83,49 +98,22 @@ class RedriveProgress:
         return text if self.results is None else f"{text}: {self.results}"
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "chosen": self.chosen.to_dict(),
-            "up_to": self.up_to,
-            "last": self.last,
-            "requested": self.requested,
-            "behind": self.behind,
-            "freed": self.freed,
-            "restored": self.restored,
-            "unhandled": self.unhandled,
-            "dry_run": self.is_dry_run,
-            "done": self.is_done,
-            **({"reason": self.reason} if self.reason else {}),
-            **({} if self.results is None else {"results": dataclasses.asdict(self.results)}),
-        }
-
-    @classmethod
-    def from_dict(cls, fields: dict[str, Any]) -> RedriveProgress:
-        return cls(
-            id=fields["id"],
-            chosen=LetterFilter.from_dict(fields["chosen"]),
-            up_to=fields["up_to"],
-            last=fields["last"],
-            requested=fields["requested"],
-            behind=fields["behind"],
-            freed=fields["freed"],
-            restored=fields["restored"],
-            unhandled=fields["unhandled"],
-        )
+        fields = super().to_dict()
+        return {name: value for name, value in fields.items() if name not in ("reason", "results") or value}
 
 
-class SeenLetter(NamedTuple):
-    """What a redrive remembers of each dead letter it has seen."""
+class SeenDeadLetter(NamedTuple):
+    """The facts that a redrive keeps of each dead letter it has seen."""
 
     revision: int
     subject: str
-    """Of the dead letter."""
+    """The subject of the dead letter, not of its event."""
     handler: str
     key: str | None
-    status: LetterStatus
+    status: DeadLetterStatus
     redrives: int
     size_bytes: int
-    """Of the event."""
+    """The size of the event."""
     is_chosen: bool
 
     @property
@@ -133,12 +121,12 @@ class SeenLetter(NamedTuple):
         return self.handler, self.key
 
 
-class LetterOutcomes:
+class RedriveOutcomes:
     """Which dead letters of a redrive have ended, and how. Pure."""
 
     def __init__(self) -> None:
         self.results = RedriveResults()
-        self._left: dict[str, SeenLetter] = {}
+        self._left: dict[str, SeenDeadLetter] = {}
         """Dead letters that have not ended, by subject."""
         self._left_in = Counter[tuple[str, str | None]]()
         """How many of a handler's key have not ended."""
@@ -148,7 +136,7 @@ class LetterOutcomes:
         self._stuck_behind = 0
         """How many have not ended because their key is stuck."""
 
-    def request(self, seen: SeenLetter) -> None:
+    def request(self, seen: SeenDeadLetter) -> None:
         """It was requested."""
         self._watch(seen)
         if seen.key is not None:
@@ -158,13 +146,13 @@ class LetterOutcomes:
         """The dead letter that a key waited for is gone, and those behind it are handled now."""
         self._lanes.add((handler, key))
 
-    def follow_all(self, letters: Iterable[SeenLetter], up_to: int) -> None:
-        """Watch those behind one that was requested, whether they were chosen or not."""
+    def follow_all(self, letters: Iterable[SeenDeadLetter], up_to: int) -> None:
+        """Watch the dead letters behind a requested one, chosen or not."""
         for seen in letters:
             if seen.status == "behind" and seen.revision <= up_to and seen.lane in self._lanes:
                 self._watch(seen)
 
-    def note(self, subject: str, status: LetterStatus, redrives: int) -> None:
+    def set_status(self, subject: str, status: DeadLetterStatus, redrives: int) -> None:
         """A dead letter has a new status."""
         seen = self._left.get(subject)
         if seen is None:
@@ -185,10 +173,10 @@ class LetterOutcomes:
             self._stuck_behind += self._left_in[seen.lane]
 
     def have_ended(self) -> bool:
-        """Whether nothing is left but what waits until another dead letter is redriven or discarded."""
+        """True if all dead letters left wait until another one is redriven or discarded."""
         return len(self._left) == self._stuck_behind
 
-    def _watch(self, seen: SeenLetter) -> None:
+    def _watch(self, seen: SeenDeadLetter) -> None:
         if seen.subject not in self._left:
             self._left[seen.subject] = seen
             self._left_in[seen.lane] += 1

@@ -14,41 +14,42 @@ change of a dead letter is a new message of its subject.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from jetspark.aio import clock
-from jetspark.app.clock import seconds_now
 from jetspark.app.dead_letters.listing import (
-    LetterFilter,
+    DeadLetterFilter,
     check_handler,
-    each_letter,
-    open_records,
-    read_letter,
-    read_letters,
+    each_dead_letter,
+    open_parked_records,
+    read_dead_letter,
+    read_dead_letters,
     with_event,
 )
-from jetspark.app.dead_letters.outcomes import LetterOutcomes, RedriveProgress, RedriveResults, SeenLetter
+from jetspark.app.dead_letters.outcomes import (
+    REDRIVE_KEY,
+    RedriveOutcomes,
+    RedriveProgress,
+    RedriveResults,
+    SeenDeadLetter,
+)
 from jetspark.app.dead_letters.retries import each_retry
 from jetspark.app.dead_letters.stranded import KeyRepairs
-from jetspark.app.handlers.handler_store import HandlerStore, StoredLetter
-from jetspark.app.stored_events import DeadEvent
+from jetspark.app.handlers.dead_letter_box import DeadLetterBox, StoredDeadLetter
+from jetspark.app.jobs import Job, new_job_id
+from jetspark.app.stored_events import StoredEvent
 from jetspark.app.topology.names import dead_letter_stream, handler_bucket
 from jetspark.core import numbers
 from jetspark.errors import (
     ConfigError,
-    Conflict,
     JetSparkError,
-    KeyExists,
-    KeyNotFound,
     MessageNotFound,
     PayloadTooLarge,
     ProtocolError,
     StreamNotFound,
-    UsageError,
     WrongLastSequence,
 )
 from jetspark.jetstream.publishing import Expect
@@ -60,24 +61,23 @@ if TYPE_CHECKING:
     from jetspark.app.spec import AppSpec, HasSpec
 
 __all__ = [
+    "DeadLetterFilter",
     "DiscardResults",
-    "LetterFilter",
-    "LetterOutcomes",
+    "RedriveOutcomes",
     "RedriveProgress",
     "RedriveResults",
     "check_handler",
     "count_of",
-    "discard_letters",
-    "each_letter",
+    "discard_dead_letters",
+    "each_dead_letter",
     "explain",
     "is_any",
-    "read_letter",
-    "read_letters",
+    "read_dead_letter",
+    "read_dead_letters",
     "run_redrive",
     "with_event",
 ]
 
-RECORD = "redrive"
 # A chunk of requests: the redrive's record is written after each, so an interrupted one repeats at most this many,
 # without effect. Their events are in memory: this many bytes, or a single larger one.
 NOTE_EVERY = 256
@@ -91,7 +91,7 @@ DISCARDS_AT_ONCE = 32
 async def run_redrive(
     js: JetStream,
     app: HasSpec,
-    chosen: LetterFilter,
+    chosen: DeadLetterFilter,
     *,
     rate: float | None = None,
     is_dry_run: bool = False,
@@ -115,14 +115,15 @@ async def run_redrive(
     _check(app, chosen, rate, wait_s)
     records, stream = await js.kv(handler_bucket(app.name)), await js.stream(dead_letter_stream(app.name))
     up_to = stream.cached_info.state.last_sequence
-    progress, revision = await _start(records, chosen, up_to, is_dry_run=is_dry_run, resume=resume)
+    job = await _start(records, chosen, up_to, is_dry_run=is_dry_run, resume=resume)
+    progress = job.record
     on_progress(progress)
-    redrive = _Redrive(js, app, stream, records, progress, revision, on_progress)
+    redrive = _Redrive(js, app, stream, job, on_progress)
     letters = await redrive.look()
     await redrive.request_all(letters, rate)
     progress.is_done = True
     if not is_dry_run:
-        await records.purge(RECORD, revision=redrive.revision)
+        await job.end()
         if wait_s > 0 and progress.has_effect:
             on_progress(progress)
             await redrive.wait(letters, wait_s)
@@ -134,7 +135,7 @@ async def run_redrive(
     return progress
 
 
-def _check(app: AppSpec, chosen: LetterFilter, rate: float | None, wait_s: float) -> None:
+def _check(app: AppSpec, chosen: DeadLetterFilter, rate: float | None, wait_s: float) -> None:
     """Before anything is recorded: a redrive that fails is one that was interrupted, and has to be resumed."""
     if rate is not None:
         numbers.rate("rate", rate, instead="or None for no limit")
@@ -150,19 +151,21 @@ def _check(app: AppSpec, chosen: LetterFilter, rate: float | None, wait_s: float
 
 
 def _is_handler(app: AppSpec, name: str) -> bool:
-    """Whether its dead letters would be handled. An application without handlers is but a name, for an operator."""
+    """True if its dead letters would be handled. An operator may name an application without declaring handlers."""
     return name in app.handlers or not app.handlers
 
 
 async def _start(
-    records: KeyValue, chosen: LetterFilter, up_to: int, *, is_dry_run: bool, resume: str | None
-) -> tuple[RedriveProgress, int]:
-    """The record of a redrive, old or new, and its revision; a dry run has none."""
+    records: KeyValue, chosen: DeadLetterFilter, up_to: int, *, is_dry_run: bool, resume: str | None
+) -> Job[RedriveProgress]:
+    """A redrive, resumed or new. The record of a dry run is never stored."""
     if is_dry_run:
-        return RedriveProgress(id="-", chosen=chosen, up_to=up_to, is_dry_run=True), 0
-    if resume is not None:
-        return await _resume(records, resume)
-    return await _begin(records, chosen, up_to)
+        return Job(records, RedriveProgress(id="-", chosen=chosen, up_to=up_to, is_dry_run=True), 0)
+    if resume is None:
+        return await Job.begin(records, RedriveProgress(id=new_job_id(), chosen=chosen, up_to=up_to))
+    job = await Job.find(records, RedriveProgress, REDRIVE_KEY, resume)
+    await job.resume()
+    return job
 
 
 class _Redrive:
@@ -173,37 +176,33 @@ class _Redrive:
         js: JetStream,
         app: AppSpec,
         stream: Stream,
-        records: KeyValue,
-        progress: RedriveProgress,
-        revision: int,
+        job: Job[RedriveProgress],
         on_progress: Callable[[RedriveProgress], None],
     ) -> None:
-        self._js, self._app, self._stream, self._records = js, app, stream, records
-        self._progress, self._on_progress = progress, on_progress
-        self.revision = revision
-        """Of the redrive's record."""
+        self._js, self._app, self._stream, self._job = js, app, stream, job
+        self._progress, self._on_progress = job.record, on_progress
         self.gone = 0
         """Chosen dead letters that were handled, redriven or discarded before this requested them."""
-        self._outcomes = LetterOutcomes()
-        self._noted_at, self._noted = clock.now(), progress.looked_at
+        self._outcomes = RedriveOutcomes()
+        self._noted_at, self._noted = clock.now(), job.record.looked_at
 
-    async def look(self) -> list[SeenLetter]:
+    async def look(self) -> list[SeenDeadLetter]:
         """List the dead letters of the chosen handlers and keys, and repair keys whose records do not match them.
 
-        All as they were before the first is requested, so that those that follow it are known.
+        They are listed before the first request, so that the dead letters that follow it are known.
         """
-        chosen, letters = self._progress.chosen, list[SeenLetter]()
+        chosen, letters = self._progress.chosen, list[SeenDeadLetter]()
         repairs = {
             name: await KeyRepairs.look(self._js, self._app, spec, chosen)
             for name, spec in self._app.handlers.items()
             if chosen.handler in (None, name) and spec.in_order
         }
-        async for stored in each_letter(self._js, self._app, chosen.with_neighbours(), with_events=False):
+        async for stored in each_dead_letter(self._js, self._app, chosen.with_neighbours(), with_events=False):
             letter = stored.letter
             if letter.handler in repairs:
-                repairs[letter.handler].note(letter)
+                repairs[letter.handler].add(letter)
             letters.append(
-                SeenLetter(
+                SeenDeadLetter(
                     stored.revision,
                     stored.subject,
                     letter.handler,
@@ -227,10 +226,10 @@ class _Redrive:
             for key in (*freed, *restored):
                 self._outcomes.free(name, key)
 
-    async def request_all(self, letters: Sequence[SeenLetter], rate: float | None) -> None:
+    async def request_all(self, letters: Sequence[SeenDeadLetter], rate: float | None) -> None:
         """Request the chosen dead letters after the last one that was requested before."""
         progress, began = self._progress, clock.now()
-        chunk, size = list[SeenLetter](), 0
+        chunk, size = list[SeenDeadLetter](), 0
         before = progress.requested
         for seen in self._chosen(letters):
             if progress.is_dry_run:
@@ -254,8 +253,8 @@ class _Redrive:
             await self._request_chunk(chunk, progress.up_to)
         progress.last = max(progress.last, progress.up_to)
 
-    def _chosen(self, letters: Sequence[SeenLetter]) -> Iterator[SeenLetter]:
-        """Those to request; the others are counted."""
+    def _chosen(self, letters: Sequence[SeenDeadLetter]) -> Iterator[SeenDeadLetter]:
+        """The dead letters to request; others are counted."""
         progress = self._progress
         for seen in letters:
             if not seen.is_chosen or not progress.last < seen.revision <= progress.up_to:
@@ -267,9 +266,9 @@ class _Redrive:
             else:
                 yield seen
 
-    async def _request_chunk(self, chunk: list[SeenLetter], up_to: int) -> None:
+    async def _request_chunk(self, chunk: list[SeenDeadLetter], up_to: int) -> None:
         """Request dead letters; with them all up to a revision are dealt with."""
-        requested = await _request(self._js, self._app, self._stream, self._records, chunk)
+        requested = await _request(self._js, self._app, self._stream, chunk)
         for seen, is_requested in zip(chunk, requested, strict=True):
             if is_requested:
                 self._outcomes.request(seen)
@@ -281,12 +280,12 @@ class _Redrive:
             await self._note()
 
     async def _note(self) -> None:
-        self.revision = await _note(self._records, self._progress, self.revision)
+        await self._job.save()
         self._noted_at, self._noted = clock.now(), self._progress.looked_at
         self._on_progress(self._progress)
 
-    async def wait(self, letters: Sequence[SeenLetter], wait_s: float) -> None:
-        """Follow what is written to dead letters, until all have ended or the time is over."""
+    async def wait(self, letters: Sequence[SeenDeadLetter], wait_s: float) -> None:
+        """Follow changes of dead letters, until all have ended or the time is over."""
         progress, outcomes = self._progress, self._outcomes
         outcomes.follow_all(letters, progress.up_to)
         progress.results = outcomes.results
@@ -301,29 +300,27 @@ class _Redrive:
             ):
                 async for message in messages:
                     with suppress(ProtocolError):  # another program's message
-                        letter = DeadEvent.described(message.raw_headers)
-                        outcomes.note(message.subject, letter.status, letter.redrives)
+                        letter = StoredEvent.described(message.raw_headers)
+                        outcomes.set_status(message.subject, letter.status, letter.redrives)
                     if outcomes.have_ended():
                         return
 
 
-async def _request(
-    js: JetStream, app: AppSpec, stream: Stream, records: KeyValue, chunk: Sequence[SeenLetter]
-) -> list[bool]:
+async def _request(js: JetStream, app: AppSpec, stream: Stream, chunk: Sequence[SeenDeadLetter]) -> list[bool]:
     """Request dead letters, in this order; False for each that was handled, redriven or discarded in the meantime."""
     whole = await asyncio.gather(*(_read_whole(stream, seen) for seen in chunk))
-    stores = {seen.handler: HandlerStore(js, app.name, seen.handler, stream, stream, records) for seen in chunk}
+    boxes = {seen.handler: DeadLetterBox(js, app.name, seen.handler, stream, None) for seen in chunk}
     sent = []
     for stored in whole:
         if stored is None:
             continue
-        subject, again = stores[stored.letter.handler].request_for(stored)
+        subject, again = boxes[stored.letter.handler].request_for(stored)
         try:
             future = await js.publish_async(
                 subject, again.data, headers=again.to_headers(), expect=Expect(last_subject_sequence=0)
             )
         except PayloadTooLarge:
-            await stores[stored.letter.handler].request(stored)
+            await boxes[stored.letter.handler].request(stored)
         else:
             sent.append((stored, future))
     # All of them have ended before the first failure is raised or dealt with.
@@ -331,24 +328,24 @@ async def _request(
     for (stored, _), answer in zip(sent, answers, strict=True):
         if isinstance(answer, JetSparkError) and not isinstance(answer, WrongLastSequence):
             # Too large for the server, or not known to be stored: by itself, with what remedies there are.
-            await stores[stored.letter.handler].request(stored)
+            await boxes[stored.letter.handler].request(stored)
         elif isinstance(answer, BaseException) and not isinstance(answer, WrongLastSequence):
             raise answer
     return [stored is not None for stored in whole]
 
 
-async def _read_whole(stream: Stream, seen: SeenLetter) -> StoredLetter | None:
+async def _read_whole(stream: Stream, seen: SeenDeadLetter) -> StoredDeadLetter | None:
     try:
         message = await stream.get_message(seen.revision)
     except MessageNotFound:
         return None
     # In a re-created stream this is another message.
-    return StoredLetter.of(message) if message.subject == seen.subject else None
+    return StoredDeadLetter.of(message) if message.subject == seen.subject else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiscardResults:
-    """What a discard did."""
+    """The result of a discard."""
 
     discarded: int = 0
     behind: int = 0
@@ -357,25 +354,25 @@ class DiscardResults:
     """Why nothing was discarded; empty where something was."""
 
 
-async def discard_letters(
-    js: JetStream, app: HasSpec, chosen: LetterFilter, *, is_dry_run: bool = False
+async def discard_dead_letters(
+    js: JetStream, app: HasSpec, chosen: DeadLetterFilter, *, is_dry_run: bool = False
 ) -> DiscardResults:
     """Give dead letters up permanently, and let their keys continue.
 
-    Those that wait behind another are not discarded: they follow it by themselves once it is gone.
+    A dead letter that waits behind another is not discarded: it follows by itself once the other is gone.
 
     Raises:
-        ConfigError: There is no such handler.
+        ConfigError: The handler does not exist.
     """
     app = app.spec
     await check_handler(js, app, chosen.handler)
-    stream, records = await js.stream(dead_letter_stream(app.name)), await open_records(js, app)
+    stream, records = await js.stream(dead_letter_stream(app.name)), await open_parked_records(js, app)
     discarded = behind = gone = 0
-    chunk: list[StoredLetter] = []
+    chunk: list[StoredDeadLetter] = []
 
     async def discard() -> None:
         nonlocal discarded, gone
-        lanes: dict[tuple[str, str | None, int], list[StoredLetter]] = {}
+        lanes: dict[tuple[str, str | None, int], list[StoredDeadLetter]] = {}
         for stored in chunk:
             letter = stored.letter
             # Of one key in order; those without a key have no order.
@@ -386,11 +383,11 @@ async def discard_letters(
         gone += len(chunk) - count
         chunk.clear()
 
-    async def discard_lane(lane: list[StoredLetter]) -> int:
-        store = HandlerStore(js, app.name, lane[0].letter.handler, stream, stream, records)
-        return sum([await store.discard(stored) for stored in lane])
+    async def discard_lane(lane: list[StoredDeadLetter]) -> int:
+        box = DeadLetterBox(js, app.name, lane[0].letter.handler, stream, records)
+        return sum([await box.discard(stored) for stored in lane])
 
-    async for stored in each_letter(js, app, chosen, with_events=False):
+    async for stored in each_dead_letter(js, app, chosen, with_events=False):
         if stored.letter.status == "behind":
             behind += 1
         elif is_dry_run:
@@ -405,7 +402,7 @@ async def discard_letters(
 
 
 async def explain(
-    js: JetStream, app: AppSpec, chosen: LetterFilter, *, behind: int = 0, unhandled: int = 0, gone: int = 0
+    js: JetStream, app: AppSpec, chosen: DeadLetterFilter, *, behind: int = 0, unhandled: int = 0, gone: int = 0
 ) -> str:
     """Why none of the dead letters was chosen, and what waits: others, those in front of them, scheduled retries."""
     parts = []
@@ -423,7 +420,7 @@ async def explain(
     where = tuple(pair for pair in chosen.where if pair[0] in ("key", "sequence", "subject"))
     retries, first = 0, None
     with suppress(StreamNotFound):  # an application without handlers has no retries
-        async for retry in each_retry(js, app.name, LetterFilter(handler=chosen.handler, where=where)):
+        async for retry in each_retry(js, app.name, DeadLetterFilter(handler=chosen.handler, where=where)):
             retries += 1
             if retry.due is not None and (first is None or retry.due < first):
                 first = retry.due
@@ -436,16 +433,16 @@ async def explain(
     return "; ".join(parts)
 
 
-async def _explain_none(js: JetStream, app: AppSpec, chosen: LetterFilter) -> str:
-    if await is_any(each_letter(js, app, chosen, with_events=False)):
+async def _explain_none(js: JetStream, app: AppSpec, chosen: DeadLetterFilter) -> str:
+    if await is_any(each_dead_letter(js, app, chosen, with_events=False)):
         return "the dead letters that match were written in the meantime"
-    if not chosen.is_everything and await is_any(each_letter(js, app, LetterFilter(), with_events=False)):
+    if not chosen.is_everything and await is_any(each_dead_letter(js, app, DeadLetterFilter(), with_events=False)):
         return "no dead letter matches; `jetspark dlq ls` lists all"
     return "there are no dead letters"
 
 
-async def is_any(items: AsyncIterator[Any]) -> bool:
-    """Whether there is at least one, and no more of them is read."""
+async def is_any(items: AsyncIterator[object]) -> bool:
+    """True if there is at least one. Only the first is read."""
     async with aclosing(cast("AsyncGenerator[Any, None]", items)) as found:
         async for _ in found:
             return True
@@ -455,33 +452,3 @@ async def is_any(items: AsyncIterator[Any]) -> bool:
 def count_of(number: int, what: str) -> str:
     """A count with its noun: ``1 dead letter``, ``2 dead letters``."""
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
-
-
-async def _begin(records: KeyValue, chosen: LetterFilter, up_to: int) -> tuple[RedriveProgress, int]:
-    progress = RedriveProgress(id=f"r{int(seconds_now() * 1000):x}", chosen=chosen, up_to=up_to)
-    try:
-        return progress, await records.create(RECORD, json.dumps(progress.to_dict()).encode())
-    except KeyExists:
-        other = json.loads((await records.get(RECORD)).value)
-        raise UsageError(
-            f"redrive {other['id']} is under way (at dead letter {other['last']} of {other['up_to']}): wait for it, or "
-            f"if it was interrupted continue it with --resume {other['id']}"
-        ) from None
-
-
-async def _resume(records: KeyValue, id: str) -> tuple[RedriveProgress, int]:
-    try:
-        entry = await records.get(RECORD)
-    except KeyNotFound:
-        raise ConfigError(f"--resume {id}: no redrive is under way; it is done, or was never started") from None
-    progress = RedriveProgress.from_dict(json.loads(entry.value))
-    if progress.id != id:
-        raise ConfigError(f"--resume {id}: the redrive that is under way is {progress.id}")
-    return progress, await _note(records, progress, entry.revision)
-
-
-async def _note(records: KeyValue, progress: RedriveProgress, revision: int) -> int:
-    try:
-        return await records.update(RECORD, json.dumps(progress.to_dict()).encode(), revision=revision)
-    except Conflict:
-        raise UsageError(f"redrive {progress.id} was taken over by another process") from None

@@ -1,8 +1,8 @@
 """Scheduled retries: listing them, having them tried at once, and cancelling them.
 
 A long wait is a server schedule, one message on ``retry.<app>.<handler>.wait.<origin>``, which removes itself when it
-fires. Both changes here replace that message by one that is due now, and only if it is still the last of its subject:
-a retry that fires in the meantime is left alone, and none is tried twice.
+fires. Both changes here replace that message by one that is due now, if it is still the last of its subject. So a retry
+that fires in the meantime is not changed, and no retry is tried twice.
 
 A cancelled retry is marked, and the worker that gets it writes a dead letter in place of trying again. So at any moment
 the event has one owner, and its key stays parked until the dead letter is redriven or discarded.
@@ -17,8 +17,8 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from jetspark.app.dead_letters.listing import LetterFilter
-from jetspark.app.stored_events import PREFIX, DeadEvent
+from jetspark.app.dead_letters.listing import DeadLetterFilter
+from jetspark.app.stored_events import PREFIX, StoredEvent
 from jetspark.app.topology.names import retry_stream
 from jetspark.core.headers import last_value
 from jetspark.errors import MessageNotFound, ProtocolError, WrongLastSequence
@@ -39,7 +39,7 @@ AT_ONCE = 32
 class StoredRetry:
     """A scheduled retry and its place in the retry stream; without the event's own headers and body."""
 
-    event: DeadEvent
+    event: StoredEvent
     due: datetime.datetime | None
     """None where the schedule cannot be read: something else has written it."""
     subject: str
@@ -52,10 +52,10 @@ class RetryChanges:
 
     changed: int = 0
     missed: int = 0
-    """Those that fired, or were changed by something else, in the meantime."""
+    """Retries that fired or were changed in the meantime."""
 
 
-async def each_retry(js: JetStream, app: str, chosen: LetterFilter) -> AsyncIterator[StoredRetry]:
+async def each_retry(js: JetStream, app: str, chosen: DeadLetterFilter) -> AsyncIterator[StoredRetry]:
     """The retries that are scheduled, in the order in which they were stored; none that are stored from now on."""
     stream = await js.stream(retry_stream(app))
     up_to = stream.cached_info.state.last_sequence
@@ -69,22 +69,22 @@ async def each_retry(js: JetStream, app: str, chosen: LetterFilter) -> AsyncIter
             if revision > up_to:
                 return
             with suppress(ProtocolError):  # another program's message
-                event = DeadEvent.described(message.raw_headers)
+                event = StoredEvent.described(message.raw_headers)
                 if chosen.accepts_event(event):
                     yield StoredRetry(event, _due(message.raw_headers), message.subject, revision)
 
 
-async def hurry_retries(js: JetStream, app: str, chosen: LetterFilter) -> RetryChanges:
+async def hurry_retries(js: JetStream, app: str, chosen: DeadLetterFilter) -> RetryChanges:
     """Have scheduled retries tried now, with the attempts they have left."""
     return await _replace_all(js, app, chosen, {})
 
 
-async def cancel_retries(js: JetStream, app: str, chosen: LetterFilter) -> RetryChanges:
+async def cancel_retries(js: JetStream, app: str, chosen: DeadLetterFilter) -> RetryChanges:
     """Give scheduled retries up: a worker of their handler writes their dead letters."""
     return await _replace_all(js, app, chosen, {f"{PREFIX}Cancelled": "true"})
 
 
-async def _replace_all(js: JetStream, app: str, chosen: LetterFilter, mark: dict[str, str]) -> RetryChanges:
+async def _replace_all(js: JetStream, app: str, chosen: DeadLetterFilter, mark: dict[str, str]) -> RetryChanges:
     stream, changed, missed = await js.stream(retry_stream(app)), 0, 0
     chunk: list[StoredRetry] = []
 
@@ -103,7 +103,7 @@ async def _replace_all(js: JetStream, app: str, chosen: LetterFilter, mark: dict
 
 
 async def _replace(js: JetStream, stream: Stream, retry: StoredRetry, mark: dict[str, str]) -> bool:
-    """Replace a schedule by one that is due now; False if it is not the one that was listed any more."""
+    """Replace a schedule by one that is due now; False if it has changed since it was listed."""
     try:
         message = await stream.get_message(retry.revision, direct=False)
     except MessageNotFound:

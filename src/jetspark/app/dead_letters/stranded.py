@@ -22,12 +22,13 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from jetspark.app.dead_letters.listing import LetterFilter
+from jetspark.app.dead_letters.listing import DeadLetterFilter
 from jetspark.app.dead_letters.retries import each_retry
 from jetspark.app.handlers.consumers import consumers_of
+from jetspark.app.handlers.handler_steps import ReadParked
 from jetspark.app.handlers.handler_store import HandlerStore
-from jetspark.app.handlers.settling import ReadParked, advance, restore
-from jetspark.app.stored_events import DeadEvent
+from jetspark.app.handlers.procedures import advance, restore
+from jetspark.app.stored_events import StoredEvent
 from jetspark.app.topology.names import retry_stream
 from jetspark.core.subjects import matches
 from jetspark.errors import ConsumerNotFound, MessageNotFound, StreamNotFound
@@ -48,12 +49,12 @@ AT_ONCE = 32
 
 
 class KeyRepairs:
-    """The parked keys of one handler, as they are now, and what is wrong with them."""
+    """The parked keys of one handler, and those whose records do not match their dead letters."""
 
     def __init__(self, js: JetStream, app: AppSpec, spec: HandlerSpec, store: HandlerStore) -> None:
         self._js, self._app, self._spec, self._store = js, app, spec, store
         self._events: list[ConsumerInfo] | None = []
-        """None where a consumer is missing: the handler has never run, or will begin again from the start."""
+        """None if a consumer is missing: the handler has never run, or will start again from the first event."""
         self._retries: list[ConsumerInfo] = []
         self._last_sequence = 0
         self._heads: dict[str, int] = {}
@@ -64,7 +65,7 @@ class KeyRepairs:
         """Keys with dead letters behind another, and no record."""
 
     @classmethod
-    async def look(cls, js: JetStream, app: AppSpec, spec: HandlerSpec, chosen: LetterFilter) -> KeyRepairs:
+    async def look(cls, js: JetStream, app: AppSpec, spec: HandlerSpec, chosen: DeadLetterFilter) -> KeyRepairs:
         """Read how far the handler is, and its parked keys; dead letters must be listed after this."""
         found = cls(js, app, spec, await HandlerStore.open(js, app.name, spec.name))
         try:
@@ -82,7 +83,7 @@ class KeyRepairs:
             infos.append(await (await stream.consumer(place.name)).info())
         self._last_sequence = (await (await self._js.stream(self._app.stream)).info()).state.last_sequence
 
-    async def _read_heads(self, chosen: LetterFilter) -> None:
+    async def _read_heads(self, chosen: DeadLetterFilter) -> None:
         keys = [self._store.parked_key(value) for name, value in chosen.where if name == "key"]
         watch = self._store.records.watch(keys[0] if keys else f"parked.{self._spec.name}.>", initial_marker=True)
         async with aclosing(cast("AsyncGenerator[Any, None]", watch)) as entries:
@@ -93,7 +94,7 @@ class KeyRepairs:
                     fields = json.loads(entry.value)
                     self._heads[fields["key"]] = fields["head"]
 
-    def note(self, letter: DeadEvent) -> None:
+    def add(self, letter: StoredEvent) -> None:
         """A dead letter of the handler was listed."""
         key = letter.key
         if key is None:
@@ -104,7 +105,7 @@ class KeyRepairs:
         elif head is None and letter.status == "behind":
             self._behind.add(key)
 
-    async def free_stranded(self, chosen: LetterFilter, *, is_dry_run: bool) -> list[str]:
+    async def free_stranded(self, chosen: DeadLetterFilter, *, is_dry_run: bool) -> list[str]:
         """Let keys continue whose dead letters are gone, as if the event they wait for were done; returns them."""
         if self._events is None:
             return []
@@ -117,45 +118,45 @@ class KeyRepairs:
             return []
         scheduled = {
             retry.event.origin.sequence
-            async for retry in each_retry(self._js, self._app.name, LetterFilter(handler=self._spec.name))
+            async for retry in each_retry(self._js, self._app.name, DeadLetterFilter(handler=self._spec.name))
         }
         left = [key for key in left if self._heads[key] not in scheduled]
         stranded = [
             key for key, is_one in zip(left, await side_by_side(self._is_stranded, left), strict=True) if is_one
         ]
         if not is_dry_run:
-            await side_by_side(lambda key: self._store.run(advance(key, self._heads[key])), stranded)
+            await side_by_side(lambda key: self._store.run_key_steps(advance(key, self._heads[key])), stranded)
         return stranded
 
-    async def restore_unrecorded(self, chosen: LetterFilter, *, is_dry_run: bool) -> list[str]:
+    async def restore_unrecorded(self, chosen: DeadLetterFilter, *, is_dry_run: bool) -> list[str]:
         """Park keys again that have dead letters behind another and no record; returns them."""
         keys = sorted(key for key in self._behind if chosen.accepts_key(key))
         ask = self._has_no_record if is_dry_run else self._restore
         return [key for key, is_one in zip(keys, await side_by_side(ask, keys), strict=True) if is_one]
 
     async def _restore(self, key: str) -> bool:
-        return bool(await self._store.run(restore(key)))
+        return await self._store.run_key_steps(restore(key))
 
     async def _has_no_record(self, key: str) -> bool:
         return await self._store.perform(ReadParked(key)) is None
 
     async def _is_stranded(self, key: str) -> bool:
         head = self._heads[key]
-        async for _ in self._store.all_letters(key=key, sequence=head):
+        async for _ in self._store.all_dead_letters(key=key, sequence=head):
             return False
         return not await self._is_in_retries(head)
 
     def _may_be_delivered(self, head: int) -> bool:
-        """Whether the event may still be on its way from the stream. It was delivered before, since its key waits."""
+        """True if the server may redeliver the event. It was delivered before, since its key waits."""
         assert self._events is not None
         if self._spec.partitions is not None:
-            # Copies have sequences of their own, so all that can be told is whether anything is on its way at all.
+            # Copies have sequences of their own, so only the fact that some event is pending is known.
             return any(info.ack_pending for info in self._events)
-        # A re-created stream may not have that many events yet; what comes will be another event.
+        # A re-created stream may have fewer events so far, and its later ones are not this event.
         return head <= self._last_sequence and any(_has_before_it(info, head) for info in self._events)
 
     async def _is_in_retries(self, head: int) -> bool:
-        """Whether its retry is scheduled or due, or a request to handle it again is there."""
+        """True if its retry is scheduled or due, or its redrive is requested."""
         name, origin = f"retry.{self._app.name}.{self._spec.name}", f"{self._app.stream}.{head}.*"
         for subject in (f"{name}.*.{origin}", f"{name}.*.*.{origin}"):
             try:
@@ -167,7 +168,7 @@ class KeyRepairs:
         return False
 
     def _is_waiting(self, message: StoredMessage) -> bool:
-        """Whether a message of the retry stream is a schedule, or one that its consumer has not acknowledged."""
+        """True if a message of the retry stream is a schedule, or is not acknowledged by its consumer."""
         readers = [
             info
             for info in self._retries
@@ -176,8 +177,8 @@ class KeyRepairs:
         return not readers or any(_has_before_it(info, message.sequence) for info in readers)
 
 
-async def side_by_side(work: Callable[[T], Coroutine[Any, Any, R]], items: Iterable[T]) -> list[R]:
-    """Do the same for many items, a bounded number at a time; returns what came of each, in order."""
+async def side_by_side(work: Callable[[T], Coroutine[object, None, R]], items: Iterable[T]) -> list[R]:
+    """Do the same for many items, a bounded number at a time; returns the results in order."""
     left, results = list(items), list[R]()
     for start in range(0, len(left), AT_ONCE):
         results += await asyncio.gather(*map(work, left[start : start + AT_ONCE]))
@@ -185,7 +186,7 @@ async def side_by_side(work: Callable[[T], Coroutine[Any, Any, R]], items: Itera
 
 
 def _has_before_it(consumer: ConsumerInfo, sequence: int) -> bool:
-    """Whether a consumer has a message still to deliver, or has an acknowledgement outstanding up to it."""
+    """True if a consumer has not delivered a message, or awaits an acknowledgement of one up to it."""
     if consumer.delivered.stream_sequence < sequence:
         return True
     return consumer.ack_pending > 0 and consumer.ack_floor.stream_sequence < sequence

@@ -1,11 +1,12 @@
-"""One change of an entity: its new state, and the events and timers that go with it. Pure.
+"""One change of an entity: its new state, with events and timers. Pure.
 
-A change is stored whole or not at all. What makes that so is one message, the state: it is stored only if the entity is
-still as it was read, and all other messages are in its batch. It carries the id of the change and the ids of those
-before it. So a program that got no answer can look whether its change was stored, also when others have followed.
+A change is stored whole or not at all: the state is stored only if the entity has not changed since it was read, and
+all other messages are in its batch. The state carries the id of the change and the ids of those before it. So a program
+without an acknowledgement can check whether its change was stored, even after later changes.
 
 Changes of several entities are a :class:`JointChange`: each has its own guard, and all are in one batch. One entity
-that is not as it was read refuses them all; so one that remembers its change proves that all were stored.
+that has changed since it was read makes the server refuse them all; so one state that records its change proves that
+all were stored.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ CHANGES_HEADER = "JetSpark-Changes"
 RECENT = 16
 """Changes that a state remembers, itself included."""
 MAX_MESSAGES = 1000
-"""In one atomic batch, as the server allows by default."""
+"""Most messages of one atomic batch that the server allows by default."""
 _ROLLUP = {"Nats-Rollup": "sub"}
 
 
@@ -53,12 +54,12 @@ class PendingChange:
 
     id: str
     subject: str
-    """Of the state."""
+    """The subject of the state."""
     revision: int
     state: bytes | None
     """None: the entity is deleted."""
     recent: tuple[str, ...] = ()
-    """Ids of the changes that have led to what was read, the last one first; none if somebody else wrote it."""
+    """Ids of the changes that led to the state that was read, the last one first; empty if another program wrote it."""
     events: Sequence[Encoded] = ()
     timers: Sequence[Encoded] = ()
     cancels: Sequence[dict[str, str]] = ()
@@ -67,7 +68,7 @@ class PendingChange:
     """More headers of the state."""
 
     def messages(self) -> Iterator[EntityMessage]:
-        """In the order in which they are stored."""
+        """The messages in the order in which they are stored."""
         cancels = list(self.cancels[: 1 + len(self.events)])
         recent = ",".join([self.id, *self.recent][:RECENT])
         headers = {**self.headers, CHANGES_HEADER: recent, **_ROLLUP, **(cancels.pop() if cancels else {})}
@@ -91,25 +92,25 @@ class PendingChange:
 
     @property
     def subjects(self) -> list[str]:
-        """Those of which a batch takes one message each; of the subjects of events it takes any number."""
+        """Subjects that a batch takes one message each for; the subjects of events have no such limit."""
         return [self.subject, *(each.subject for each in (*self.endings, *self.timers))]
 
     def was_stored(self, revision: int, recent: Sequence[str]) -> bool | None:
-        """Whether this change led to the state of a later revision, which remembers ``recent``; None: it cannot tell.
+        """True if this change led to a later revision, whose state records ``recent``; None if that cannot be decided.
 
-        Only for a change that can no longer be stored: the revision is not the one that was read.
+        Valid only once the change can no longer be stored: the revision has moved on since it was read.
         """
         if self.id in recent:
             return True
         if revision == self.revision:
             return False
-        # All changes since what was read are in the list, if that itself is.
+        # The list has every change since the state was read if it has that state's own change.
         is_whole = self.recent[0] in recent if self.recent else self.revision == 0 and 0 < len(recent) < RECENT
         return False if is_whole else None
 
 
 class LastChanges(NamedTuple):
-    """What is stored of an entity: its revision, and the changes that led to it."""
+    """The stored revision of an entity, and the changes that led to it."""
 
     revision: int
     recent: tuple[str, ...]
@@ -134,7 +135,8 @@ class JointChange:
 
     @property
     def _is_clear_on_timers(self) -> bool:
-        """Whether no timer is both set and cancelled. In one part the last call counts; of two, the order of parts."""
+        """True if no timer is both set and cancelled. In one part the last call counts; for two parts it would depend
+        on order."""
         if len(self.parts) == 1:
             return True
         ended = {ending["Nats-Scheduler"] for part in self.parts for ending in part.cancels}
@@ -142,35 +144,35 @@ class JointChange:
 
     @property
     def count(self) -> int:
-        """Of its messages."""
+        """The number of messages."""
         return sum(part.count for part in self.parts)
 
     @property
     def subjects(self) -> set[str]:
-        """Those of which a batch takes one message each; of the subjects of events it takes any number."""
+        """Subjects that a batch takes one message each for; the subjects of events have no such limit."""
         return {subject for part in self.parts for subject in part.subjects}
 
     def messages(self) -> list[EntityMessage]:
-        """In the order in which they are stored."""
+        """The messages in the order in which they are stored."""
         return [message for part in self.parts for message in part.messages()]
 
     def revisions(self, first: int) -> list[int]:
-        """Those of the states, if the first message has this sequence."""
+        """The revisions of the states if the batch's first message has this sequence."""
         counts = itertools.accumulate((part.count for part in self.parts[:-1]), initial=first)
         return list(counts)
 
     def was_stored(self, found: Sequence[LastChanges]) -> bool | None:
-        """Whether all of it led to what is stored of its entities; see :meth:`PendingChange.was_stored`."""
+        """True if every part led to the stored state of its entity; see :meth:`PendingChange.was_stored`."""
         known = [part.was_stored(*each) for part, each in zip(self.parts, found, strict=True)]
         return True if True in known else False if False in known else None
 
     def moved(self, found: Sequence[LastChanges]) -> list[PendingChange]:
-        """Those whose entity is not as it was read."""
+        """The parts whose entity has changed since it was read."""
         return [part for part, each in zip(self.parts, found, strict=True) if each.revision != part.revision]
 
 
 def recent_changes(headers: Mapping[str, str]) -> tuple[str, ...]:
-    """What a state remembers of the changes that led to it; nothing if it was written by another program."""
+    """The ids of the last changes that a state records; empty if another program wrote it."""
     text = headers.get(CHANGES_HEADER)
     return tuple(text.split(",")) if text else ()
 
@@ -183,7 +185,7 @@ def next_group(waiting: Sequence[JointChange], most: int = MAX_MESSAGES) -> list
     for change in waiting:
         mine = change.subjects
         if mine & subjects or count + change.count > most:
-            # What is behind it may concern the same entity: order is kept.
+            # Later changes may concern the same entity, so they wait: order is kept.
             break
         group.append(change)
         subjects |= mine

@@ -12,7 +12,7 @@ from jetspark.aio.context import context_of
 from jetspark.aio.ordered import Watch
 from jetspark.app.contracts.envelope import derived_id
 from jetspark.app.entities.changes import PendingChange, recent_changes
-from jetspark.app.entities.committing import Committer
+from jetspark.app.entities.committer import Committer
 from jetspark.app.entities.entity_spec import EntitySpec
 from jetspark.app.server_clock import server_clock
 from jetspark.app.timers import Seconds, When, cancelling, timer_message
@@ -35,7 +35,7 @@ TRIES = 20
 
 
 class EntityWriter(NamedTuple):
-    """Who changes entities: a client, or a handler."""
+    """The source of changes: a client or a handler."""
 
     app: AppSpec
     js: JetStream
@@ -77,7 +77,7 @@ class StoredEntity(NamedTuple):
 
 
 class UnreadableEntity(NamedTuple):
-    """An entity whose state is none of its kind."""
+    """An entity whose stored state does not match its kind."""
 
     key: str
     reason: str
@@ -97,21 +97,21 @@ class Entities:
     @property
     def bucket(self) -> str | None:
         """The bucket that has the states, by :meth:`key_of`; None if the application's stream is not that of one."""
-        return self._spec.place.bucket
+        return self._spec.state_subjects.bucket
 
     def key_of(self, key: str) -> str:
-        """Where the state of an entity is in the bucket."""
+        """The key of an entity's state in the bucket."""
         return self._spec.key_of(key)
 
     def subject_of(self, key: str) -> str:
-        """Where the state of an entity is in the stream."""
+        """The subject of an entity's state in the stream."""
         return self._spec.subject_of(key)
 
     async def get(self, key: str) -> Any:
-        """The state of an entity; None if there is none.
+        """The state of an entity; None if it does not exist.
 
-        It has every change that this client has made. On a stream with replicas, those that others made a moment ago
-        may be missing; a change on what was read is refused then. A handler reads from the leader.
+        Includes every change that this client has made. On a replicated stream, changes that other clients made a
+        moment ago may be missing; a change based on that state is then refused. A handler reads from the leader.
         """
         return (await self.read(key)).state
 
@@ -126,8 +126,9 @@ class Entities:
     def changes(self, *entities: str | EntityChange) -> EntityChanges:
         """Change several entities together: ``async with accounts.changes("a", "b") as (source, target)``.
 
-        Leaving stores the new states of all of them, if all are still as they were read, with the events and timers of
-        all, or nothing. What was read may be of two moments; then leaving is refused.
+        Leaving the block stores the new states of all of them with their events and timers, or nothing: only if every
+        entity is unchanged since it was read. The entities may have been read at different moments; then leaving raises
+        ``Conflict``.
 
         Args:
             entities: Keys of this kind, or changes of another: ``orders.changes("o-1", stock.change("tea"))``.
@@ -135,15 +136,15 @@ class Entities:
         parts = [each if isinstance(each, EntityChange) else self.change(each) for each in entities]
         return EntityChanges(self._writer.committer, parts)
 
-    async def modify(self, key: str, decide: Callable[[EntityChange], Any], *, tries: int = TRIES) -> EntityChange:
+    async def modify(self, key: str, decide: Callable[[EntityChange], object], *, tries: int = TRIES) -> EntityChange:
         """Change an entity by a function of the change, which is called again on the new state if others were faster.
 
-        In a handler it is not called if an earlier attempt has made the change: see :attr:`EntityChange.was_made`.
+        In a handler it is not called if an earlier attempt has stored the change: see :attr:`EntityChange.was_made`.
 
         Args:
-            decide: Gets the change, and says what it is; may be async. It runs once for each try, and only the last
-                one counts.
-            tries: How often, at most.
+            decide: Called with the change, and fills it; may be async. It runs once for each try, and only the last run
+                counts.
+            tries: The number of tries.
 
         Raises:
             Conflict: Others were faster each time; nothing was stored.
@@ -152,11 +153,11 @@ class Entities:
         return change
 
     async def modify_many(
-        self, entities: Sequence[str | EntityChange], decide: Callable[..., Any], *, tries: int = TRIES
+        self, entities: Sequence[str | EntityChange], decide: Callable[..., object], *, tries: int = TRIES
     ) -> tuple[EntityChange, ...]:
         """Change several entities together by a function, which gets their changes in the same order.
 
-        It is called again on the new states if others were faster for one of them; see :meth:`modify`.
+        It is called again with the new states if another writer was faster for one of them; see :meth:`modify`.
 
         Raises:
             Conflict: Others were faster each time; nothing was stored.
@@ -167,7 +168,9 @@ class Entities:
         async with self._writer.committer.turn(joint.subjects):
             return await self._modify(joint, decide, tries)
 
-    async def _modify(self, joint: EntityChanges, decide: Callable[..., Any], tries: int) -> tuple[EntityChange, ...]:
+    async def _modify(
+        self, joint: EntityChanges, decide: Callable[..., object], tries: int
+    ) -> tuple[EntityChange, ...]:
         for number in range(tries):
             parts = await joint.begin()
             if joint.was_made:
@@ -186,12 +189,13 @@ class Entities:
         raise AssertionError
 
     async def keys(self) -> AsyncIterator[str]:
-        """The keys of the entities there are, each once, in no order. Changes meanwhile may be seen or not."""
+        """The keys of existing entities, each once, in no order. Changes during the iteration may or may not be
+        included."""
         async for key, _ in self._present(headers_only=True):
             yield key
 
     async def list(self) -> AsyncIterator[StoredEntity]:
-        """The entities there are, each once, in no order. Changes meanwhile may be seen or not.
+        """The existing entities, each once, in no order. Changes during the iteration may or may not be included.
 
         Raises:
             ConfigError: Some states cannot be read. All others came before this is raised.
@@ -207,7 +211,7 @@ class Entities:
             raise ConfigError(f"{unreadable[0].reason}{more}")
 
     async def list_all(self) -> AsyncIterator[StoredEntity | UnreadableEntity]:
-        """As :meth:`list`, with those whose states cannot be read among the others."""
+        """Like :meth:`list`, including entities whose states cannot be read."""
         async for key, message in self._present():
             revision = message.metadata.stream_sequence
             found: StoredEntity | UnreadableEntity
@@ -218,7 +222,7 @@ class Entities:
             yield found
 
     async def watch(self, key: str) -> AsyncIterator[Any]:
-        """The state of an entity, then each that it gets, for ever; None if there is none, or none any more."""
+        """The current state of an entity, then each new one, without end; None while the entity does not exist."""
         options = OrderedOptions(filter_subjects=(self._spec.subject_of(key),), deliver_policy="last_per_subject")
         was_seen = False
         changes = self._watching().changes(options, initial_marker=True, ignore_deletes=False)
@@ -257,16 +261,16 @@ class Entities:
     ) -> Reconciliation:
         """Compare the state of each entity with what its events make, and repair what differs by the declared truth.
 
-        Changes may go on meanwhile: what changes is looked at again, and a repair is stored only if the entity is still
-        as it was compared. What the events make of all entities is held in memory.
+        Changes may continue during the comparison: a changed entity is compared again, and a repair is stored only if
+        the entity is still as it was compared. The folded states of all entities are held in memory.
 
         Args:
-            keys: Only these; all if there are none.
-            repair: Where the events are the truth, store the state they make. Where the state is, publish the events
-                that ``correct`` of the fold returns, in one batch with the state.
-            dry_run: Only say what a repair would store.
+            keys: Compare only these entities; all by default.
+            repair: With the events as the truth, store the state that they fold to. With the state as the truth,
+                publish the events that ``correct`` of the fold returns, in one batch with the state.
+            dry_run: Only report what a repair would store.
             rate: Messages read each second, at most.
-            on_progress: Is called with the sequence that is read, and the last one.
+            on_progress: Called with the sequence being read, and the last one.
 
         Raises:
             ConfigError: The kind was declared without a fold.
@@ -288,12 +292,12 @@ class Entities:
 
 
 def _is_gone(message: StoredMessage | JetStreamMessage) -> bool:
-    """Whether a message says that there is no state, and is none."""
+    """True for a delete marker."""
     return "KV-Operation" in message.headers or "Nats-Marker-Reason" in message.headers
 
 
 class EntityChange:
-    """What is to become of one entity; see :meth:`Entities.change`."""
+    """The change of one entity; see :meth:`Entities.change`."""
 
     def __init__(
         self, entities: Entities, writer: EntityWriter, spec: EntitySpec, key: str, *, id: str | None = None
@@ -301,14 +305,16 @@ class EntityChange:
         self._entities, self._writer, self._spec = entities, writer, spec
         self._subject, self.key = spec.subject_of(key), key
         self.id = writer.change_id(self._subject) if id is None else id
-        """Of the change; the states that follow remember it."""
+        """The id of the change; later states record it."""
         self.state: Any = None
-        """As it was read; None if there is none. Changing the object itself changes nothing: see :meth:`set`."""
+        """The state that was read; None if the entity does not exist. Mutating the object stores nothing: see
+        :meth:`set`."""
         self.revision = 0
-        """The one that was read; after the block, the one that was stored, or a later one if its answer got lost."""
+        """The revision that was read; after the block the stored one, or a later one if the acknowledgement was lost.
+        """
         self.was_made = False
-        """In a handler: an earlier attempt has made this change, and leaving stores nothing. The state remembers that
-        while no more than 15 other changes follow."""
+        """In a handler: an earlier attempt has stored this change, and leaving the block stores nothing. The state
+        records the last 15 other changes."""
         self._recent: tuple[str, ...] = ()
         self._new: bytes | None = None
         self._is_set = False
@@ -317,7 +323,7 @@ class EntityChange:
         self._due_after: dict[str, tuple[Seconds, Any, str]] = {}
         """Timers that are due some time after the change by the server's clock, with their events and ids."""
         self._cancels: dict[str, None] = {}
-        """By name, like timers: of several things that are done to one timer the last one counts."""
+        """By name, like timers; the last call for one timer counts."""
         self._made = 0
         self._place = "before"
 
@@ -331,7 +337,7 @@ class EntityChange:
         self._place = "after"
 
     async def begin(self) -> None:
-        """What entering the block does."""
+        """Enter the block."""
         if self._place != "before":
             raise UsageError("a change is used once: call entities.change(key) again")
         self.state, self.revision, self._recent = await self._entities.read(self.key)
@@ -339,7 +345,7 @@ class EntityChange:
         self._place = "inside"
 
     async def end(self) -> None:
-        """What leaving the block does."""
+        """Leave the block: store the change."""
         self._place = "after"
         if not self.was_made and self.is_something:
             await self._find_dues()
@@ -358,24 +364,24 @@ class EntityChange:
 
     @property
     def is_something(self) -> bool:
-        """Whether there is something to store."""
+        """True if the change would store anything."""
         return self._is_set or bool(self._events or self._timers or self._cancels)
 
-    def set(self, state: Any) -> None:
+    def set(self, state: object) -> None:
         """Give the entity a new state.
 
         Raises:
-            InvalidEvent: It is no state of this kind of entity.
+            InvalidEvent: The state does not match this kind of entity.
         """
         self._check()
         self._new, self._is_set = self._spec.encode(state), True
 
     def delete(self) -> None:
-        """End the entity. Its key may be used anew."""
+        """Delete the entity. Its key may be used again."""
         self._check()
         self._new, self._is_set = None, True
 
-    def emit(self, event: Any) -> str:
+    def emit(self, event: object) -> str:
         """Have an event published with the change; returns the id that it will have.
 
         Raises:
@@ -388,7 +394,7 @@ class EntityChange:
         return encoded.headers["Nats-Msg-Id"]
 
     def set_timer(
-        self, name: str, event: Any, *, at: datetime.datetime | None = None, after: Seconds | None = None
+        self, name: str, event: object, *, at: datetime.datetime | None = None, after: Seconds | None = None
     ) -> str:
         """Set a timer with the change; see :meth:`Timers.set`. It needs ``App(timers=True)``.
 
@@ -403,7 +409,7 @@ class EntityChange:
         self._cancels.pop(name, None)  # it replaces what is set
         return id
 
-    def _set_timer(self, name: str, event: Any, id: str, when: When) -> str:
+    def _set_timer(self, name: str, event: object, id: str, when: When) -> str:
         encoded = self._writer.encode(event, id, when.due)
         self._timers[name] = timer_message(self._writer.app.name, name, when, encoded)
         return encoded.headers["Nats-Msg-Id"]
@@ -417,7 +423,7 @@ class EntityChange:
         self._cancels[name] = None
 
     def _next_id(self) -> str:
-        """Of its next event: the same when the change is tried again."""
+        """The id of the next event, the same each time the change is tried."""
         id = derived_id(self.id, "event", self._made)
         self._made += 1
         return id
@@ -448,7 +454,7 @@ class EntityChange:
 
 
 class EntityChanges:
-    """What is to become of several entities together; see :meth:`Entities.changes`."""
+    """Changes of several entities that are stored together; see :meth:`Entities.changes`."""
 
     def __init__(self, committer: Committer, parts: Sequence[EntityChange]) -> None:
         if len({part._subject for part in parts}) < len(parts) or not parts:
@@ -458,13 +464,13 @@ class EntityChanges:
 
     @property
     def subjects(self) -> list[str]:
-        """Where the states are in the stream."""
+        """The subjects of the states in the stream."""
         return [part._subject for part in self._parts]
 
     @property
     def was_made(self) -> bool:
-        """In a handler: an earlier attempt has made these changes, and leaving stores nothing."""
-        # They were stored together: one that remembers is enough.
+        """In a handler: an earlier attempt has stored these changes, and leaving the block stores nothing."""
+        # All were stored together, so one state that records its change proves it for all.
         return any(part.was_made for part in self._parts)
 
     async def __aenter__(self) -> tuple[EntityChange, ...]:
@@ -477,12 +483,12 @@ class EntityChanges:
             part._place = "after"
 
     async def begin(self) -> tuple[EntityChange, ...]:
-        """What entering the block does."""
+        """Enter the block."""
         await asyncio.gather(*(part.begin() for part in self._parts))
         return self._parts
 
     async def end(self) -> None:
-        """What leaving the block does."""
+        """Leave the block: store the changes."""
         for part in self._parts:
             part._place = "after"
         if self.was_made or not any(part.is_something for part in self._parts):

@@ -1,4 +1,4 @@
-"""What a kind of entity is: its name, the type of its state, and the bytes that stand for it. Pure."""
+"""The declaration of a kind of entity: its name, the type of its state, and the state's encoding. Pure."""
 
 from __future__ import annotations
 
@@ -8,34 +8,34 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
-from jetspark.app.contracts.faults import USER_ERRORS, error_text
+from jetspark.app.contracts.faults import error_text, user_errors
 from jetspark.app.contracts.field_rules import check_sets
 from jetspark.app.contracts.tokens import escape, unescape
 from jetspark.app.finite_json import check_finite
-from jetspark.app.projections.projection_spec import ProjectionSpec
+from jetspark.app.projections.projection_spec import ProjectionArguments, ProjectionSpec
 from jetspark.app.topology.names import check_app_name, escape_token, is_hash
 from jetspark.errors import ConfigError, InvalidEvent
 
-__all__ = ["EntityFold", "EntitySpec", "StatePlace", "Truth"]
+__all__ = ["EntityFold", "EntitySpec", "StateSubjects", "Truth"]
 
 Truth: TypeAlias = Literal["state", "events"]
 
 KEY_HEADER = "JetSpark-Key"
-"""Of a state whose key in the bucket is a hash: the key."""
+"""The entity's key, where the key in the bucket is a hash of it."""
 MANY = 1_000_000_000
 """Messages a subject may have: no limit to us, and a limit to clients that expect one of a bucket."""
 
 
-class StatePlace(NamedTuple):
-    """Where the states of an application are: in its stream, beside the events."""
+class StateSubjects(NamedTuple):
+    """The subjects of an application's states: in its stream, beside the events."""
 
     prefix: str
-    """Of their subjects."""
+    """The prefix of the states' subjects."""
     bucket: str | None
     """The bucket that they are, if the stream is called as that of one. Others cannot be read as a bucket."""
 
     @classmethod
-    def of(cls, app: str, stream: str) -> StatePlace:
+    def of(cls, app: str, stream: str) -> StateSubjects:
         kind, _, bucket = stream.partition("_")
         if kind == "KV" and bucket:
             return cls(f"$KV.{bucket}.", bucket)
@@ -44,16 +44,16 @@ class StatePlace(NamedTuple):
 
 
 class EntityFold:
-    """What events make of an entity: a class with ``key`` and ``apply``, as that of a projection.
+    """The fold of an entity's events: a class with ``key`` and ``apply``, as for a projection.
 
-    Its ``correct(key, folded, state)``, if it has one, returns the events that lead from what the events make of an
-    entity to its state.
+    Its optional ``correct(key, folded, state)`` returns the events that lead from the folded state of an entity to its
+    stored one.
     """
 
-    def __init__(self, name: str, kind: type[Any], events: Sequence[type[Any]]) -> None:
+    def __init__(self, name: str, kind: type[object], events: Sequence[type[object]]) -> None:
         try:
-            # With a bucket's name that nobody makes: a projection has to have one, and its fold does not care.
-            self.spec = ProjectionSpec(name, kind, events=events, bucket="none")
+            # A projection needs a bucket's name; this one is never created, since only the fold is used.
+            self.spec = ProjectionSpec(name, kind, ProjectionArguments(events=events, bucket="none"))
         except ConfigError as error:
             raise ConfigError(str(error).replace("projection", "entities, fold of", 1)) from error
         correct = getattr(kind(), "correct", None)
@@ -62,10 +62,10 @@ class EntityFold:
         self.correct: Callable[[str, Any, Any], Iterable[Any]] | None = correct
 
     @property
-    def events(self) -> tuple[type[Any], ...]:
+    def events(self) -> tuple[type[object], ...]:
         return self.spec.events
 
-    def tokens_of(self, event: Any) -> tuple[tuple[str, str], ...]:
+    def tokens_of(self, event: object) -> tuple[tuple[str, str], ...]:
         """The entities that an event concerns: each as the last part of its key in the bucket, and its key."""
         found = []
         for token in self.spec.keys_of(event):
@@ -80,12 +80,12 @@ class EntitySpec:
     def __init__(
         self,
         name: str,
-        state: Any,
-        place: StatePlace,
+        state: object,
+        state_subjects: StateSubjects,
         *,
         truth: Truth = "state",
-        events: Sequence[type[Any]] = (),
-        fold: type[Any] | None = None,
+        events: Sequence[type[object]] = (),
+        fold: type[object] | None = None,
     ) -> None:
         self.name = check_app_name(name)
         self.state = state
@@ -98,9 +98,9 @@ class EntitySpec:
                 "events are the truth both are needed"
             )
         self.truth: Truth = truth
-        """Which of the two counts where they differ."""
+        """Which of state and events counts where they differ."""
         self.fold = None if fold is None else EntityFold(name, fold, events)
-        self.place = place
+        self.state_subjects = state_subjects
         try:
             self._decoder = msgspec.json.Decoder(state)
         except (TypeError, msgspec.ValidationError) as error:
@@ -114,7 +114,7 @@ class EntitySpec:
     @property
     def filter(self) -> str:
         """The subjects of all states."""
-        return f"{self.place.prefix}{self.name}.*"
+        return f"{self.state_subjects.prefix}{self.name}.*"
 
     def key_of(self, key: str) -> str:
         """The key in the bucket, or what would be it. Different entities have different ones."""
@@ -123,10 +123,10 @@ class EntitySpec:
         return f"{self.name}.{escape_token(key)}"
 
     def subject_of(self, key: str) -> str:
-        return f"{self.place.prefix}{self.key_of(key)}"
+        return f"{self.state_subjects.prefix}{self.key_of(key)}"
 
     def key_headers(self, key: str) -> dict[str, str]:
-        """What the state says of its key: nothing, unless the key in the bucket is a hash of it."""
+        """The header with the entity's key; empty unless the key in the bucket is a hash of it."""
         return {KEY_HEADER: escape(key)} if is_hash(escape_token(key)) else {}
 
     def key_in(self, subject: str, headers: Mapping[str, str]) -> str | None:
@@ -137,17 +137,17 @@ class EntitySpec:
         said = headers.get(KEY_HEADER)
         return None if said is None else unescape(said)
 
-    def encode(self, state: Any) -> bytes:
+    def encode(self, state: object) -> bytes:
         """A state as it is stored: canonical JSON, which can be read back.
 
         Raises:
-            InvalidEvent: It is no state of this kind.
+            InvalidEvent: The state does not match this kind of entity.
         """
         try:
             data = self._encode(state)
             check_finite("the state", state, data)
             self._decoder.decode(data)
-        except USER_ERRORS as error:  # also of the class's own code, such as its ``__post_init__``
+        except user_errors() as error:  # also of the class's own code, such as its ``__post_init__``
             raise InvalidEvent(f"state of {self.name}", 1, "", error_text(error)) from error
         return data
 
@@ -155,16 +155,16 @@ class EntitySpec:
         """A state as it was stored; ``key`` is for the error.
 
         Raises:
-            ConfigError: What is stored is no state of this kind: the type has changed, or somebody else wrote it.
+            ConfigError: The stored value does not match this kind: the type has changed, or another program wrote it.
         """
         try:
             return self._decoder.decode(data)
-        except USER_ERRORS as error:  # also of the class's own code, such as its ``__post_init__``
+        except user_errors() as error:  # also of the class's own code, such as its ``__post_init__``
             raise ConfigError(
-                f"entities {self.name!r}: {'a state' if key is None else f'the state of {key!r}'} is no "
-                f"{self.state!r}: {error_text(error)}. Give fields that are new a default. A state that is broken "
+                f"entities {self.name!r}: {'a state' if key is None else f'the state of {key!r}'} is not a "
+                f"{self.state!r}: {error_text(error)}. Give new fields a default. A broken state "
                 + (
-                    "is made anew from its events by jetspark reconcile --repair"
+                    "is rebuilt from its events by jetspark reconcile --repair"
                     if self.truth == "events"
                     else "has to be written or deleted where it is stored"
                 )

@@ -1,10 +1,10 @@
-"""What the events of an entity make of it, beside its state: how they differ, and what repairs that. Pure."""
+"""Compares the state of an entity with the fold of its events, and plans the repair of a difference. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from jetspark.app.entities.entity_spec import EntitySpec, Truth
 from jetspark.errors import ConfigError, InvalidEvent
@@ -22,8 +22,8 @@ __all__ = [
 ]
 
 EntityDifferenceKind: TypeAlias = Literal["missing", "extra", "value", "unreadable", "fold"]
-"""There is no state, and events make one; a state that no events make; another one; one that cannot be read; events
-that cannot be folded."""
+"""``missing``: no state, although the events yield one; ``extra``: a state that no events yield; ``value``: another
+state; ``unreadable``: the state cannot be decoded; ``fold``: the events cannot be folded."""
 
 
 Outcome: TypeAlias = Literal["found", "would repair", "repaired", "not repairable"]
@@ -34,15 +34,15 @@ class EntityDifference:
     """An entity whose state is not what its events make."""
 
     key: str
-    """Of the entity; if nobody knows it, its key in the bucket."""
+    """The entity's key; its key in the bucket where the former is unknown."""
     kind: EntityDifferenceKind
     state: str | None
     folded: str | None
     sequence: int
-    """Where they were compared."""
+    """The sequence up to which both were compared."""
     outcome: Outcome
     note: str = ""
-    """What was stored, or would be; or why nothing can be."""
+    """The repair that was stored, or would be; or why no repair is possible."""
 
     def __str__(self) -> str:
         what = f"{self.key}: {self.kind}: state {self.state}, and its events make {self.folded}"
@@ -51,12 +51,12 @@ class EntityDifference:
 
 @dataclass(slots=True, kw_only=True)
 class Reconciliation:
-    """What was compared, and how it differs."""
+    """The result of comparing one kind of entities with their events."""
 
     entities: str
     truth: Truth
     boundary: int = 0
-    """Everything up to this sequence was read; suspects were looked at again, later."""
+    """Everything up to this sequence was read; suspects were compared again later."""
     keys: int = 0
     """Entities that have a state, or had one."""
     events: int = 0
@@ -64,14 +64,14 @@ class Reconciliation:
     """Events that cannot be read, and are in no fold."""
     differences: list[EntityDifference] = field(default_factory=list)
     moving: list[str] = field(default_factory=list)
-    """Keys of entities that differed, and were changed each time they were looked at."""
+    """Keys of entities that differed, and changed during each comparison."""
 
     @property
     def is_equal(self) -> bool:
-        """Whether nothing differs, by now."""
+        """True if no difference is left."""
         return not self.moving and all(each.outcome == "repaired" for each in self.differences)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         return {**asdict(self), "equal": self.is_equal}
 
     def __str__(self) -> str:
@@ -87,7 +87,7 @@ class Reconciliation:
 
 
 class EntityState(NamedTuple):
-    """What the bucket has for an entity."""
+    """The stored state of an entity."""
 
     data: bytes | None
     """None: the entity was deleted, or never there."""
@@ -98,15 +98,15 @@ class EntityState(NamedTuple):
 
 
 class Folded(NamedTuple):
-    """What events make of an entity, up to a sequence."""
+    """The fold of an entity's events up to a sequence."""
 
     data: bytes | None = None
     sequence: int = 0
     error: str = ""
-    """Why an event could not be applied; those behind it were not, either."""
+    """The error of the first event that could not be applied; later events were not applied either."""
 
-    def then(self, spec: EntitySpec, token: str, sequence: int, event: Any) -> Folded:
-        """With one more event; one that is in it already changes nothing."""
+    def then(self, spec: EntitySpec, token: str, sequence: int, event: object) -> Folded:
+        """The fold with one more event; an event that it already includes changes nothing."""
         if sequence <= self.sequence or self.error:
             return self
         assert spec.fold is not None
@@ -118,18 +118,18 @@ class Folded(NamedTuple):
 
 
 class NotRepairable(Exception):
-    """The declaration does not say how."""
+    """The declaration does not allow a repair."""
 
 
 class Repair(NamedTuple):
-    """What makes state and events agree: a state, stored with these events."""
+    """A repair: the state to store, and the events to store with it."""
 
     state: bytes | None
-    events: tuple[Any, ...] = ()
+    events: tuple[object, ...] = ()
 
 
 def difference(spec: EntitySpec, state: EntityState, folded: Folded) -> EntityDifferenceKind | None:
-    """How the state of an entity differs from what its events make; None if it does not."""
+    """The kind of difference between the state of an entity and its events; None if they agree."""
     if folded.error:
         return "fold"
     if state.data is None or folded.data is None:
@@ -143,14 +143,14 @@ def difference(spec: EntitySpec, state: EntityState, folded: Folded) -> EntityDi
 
 
 def repair_of(spec: EntitySpec, token: str, key: str | None, state: EntityState, folded: Folded) -> Repair:
-    """What has to be stored, by the declared truth.
+    """The repair that follows from the declared truth.
 
     Args:
         token: The last part of the entity's key in the bucket.
-        key: Of the entity; None if nobody knows it, because the token is a hash.
+        key: The entity's key; None if it is unknown because the token is a hash.
 
     Raises:
-        NotRepairable: With the reason.
+        NotRepairable: No repair is possible; the message is the reason.
     """
     assert spec.fold is not None
     if folded.error:
@@ -173,7 +173,7 @@ def repair_of(spec: EntitySpec, token: str, key: str | None, state: EntityState,
 
 
 def _check_leads_there(
-    spec: EntitySpec, token: str, folded: Folded, wanted: bytes | None, events: Sequence[Any]
+    spec: EntitySpec, token: str, folded: Folded, wanted: bytes | None, events: Sequence[object]
 ) -> None:
     assert spec.fold is not None
     reached = folded

@@ -1,15 +1,15 @@
-"""Comparing the states of entities with what their events make, and repairing what differs, while changes go on.
+"""Compares the states of entities with the fold of their events, and repairs differences, while changes continue.
 
 First everything up to one boundary is read, in the order of the stream: events are folded, and the state of an entity
 is the last that comes. A boundary is the end of a batch, so no change is cut in two. That finds suspects: a state that
 was replaced while this was read does not come at all.
 
-Each suspect is looked at again, at its newest: its state, then the end of the stream, then the events up to there, then
-once more whether the state is still that one. Only what differs then is a difference. One that changes each time is
+Each suspect is compared again at its newest: its state, then the end of the stream, then the events up to there, then a
+check that the state has not changed. Only a difference that remains is reported. An entity that changes each time is
 compared where it was read: with the events before its state, and those of the state's own batch.
 
-A repair is a change as any other: stored only if the entity is still as it was compared. So a run that is interrupted
-begins anew, and a second run, or two at a time, repair nothing twice.
+A repair is an ordinary change: it is stored only if the entity is still as it was compared. So an interrupted run can
+be started again, and two runs, even at the same time, repair nothing twice.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from jetspark.app.contracts.envelope import derived_id
-from jetspark.app.contracts.other_forms import header_of
+from jetspark.app.contracts.foreign_envelopes import header_of
 from jetspark.app.entities.changes import CHANGES_HEADER, PendingChange, recent_changes
-from jetspark.app.entities.committing import asking_again
+from jetspark.app.entities.committer import asking_again
 from jetspark.app.entities.entity_spec import KEY_HEADER, EntitySpec
 from jetspark.app.entities.event_comparison import (
     EntityDifference,
@@ -36,7 +36,7 @@ from jetspark.app.entities.event_comparison import (
     repair_of,
 )
 from jetspark.app.extents import Extent
-from jetspark.app.projections.folding import Recorded, Router
+from jetspark.app.projections.router import Recorded, Router
 from jetspark.app.stream_history import ReadingRate, StreamHistory
 from jetspark.errors import ConfigError, Conflict, DataLoss, MessageNotFound
 from jetspark.jetstream.info import StoredMessage, StreamInfo
@@ -50,9 +50,9 @@ if TYPE_CHECKING:
 __all__ = ["reconcile"]
 
 ROUNDS = 20
-"""How often a suspect is looked at that changes all the time."""
+"""How often a suspect that keeps changing is compared."""
 AT_A_TIME = 64
-"""Suspects whose state is asked for at the same time."""
+"""Suspects whose states are read at the same time."""
 # How long the last message of the stream may be one inside of a batch: batches are stored in milliseconds. A timer that
 # has fired looks like one, too.
 SETTLE_S = 2.0
@@ -79,7 +79,7 @@ async def reconcile(
         )
     work = _Reconciling(writer, spec, keys, ReadingRate(rate), on_progress or (lambda at, last: None))
     await work.compare()
-    await work.settle(repair=repair, dry_run=dry_run)
+    await work.judge_suspects(repair=repair, dry_run=dry_run)
     return work.result
 
 
@@ -104,7 +104,7 @@ class _Reconciling:
         self._states: dict[str, EntityState] = {}
         self._folded: dict[str, Folded] = {}
         self._names: dict[str, str] = {}
-        """Keys by token, of those that a token does not tell."""
+        """The keys of tokens that are hashes."""
         self._tail: dict[str, list[tuple[int, str, Any]]] = {}
         """Events behind the first boundary, of suspects: sequence, batch, event."""
         self._is_tail = False
@@ -118,8 +118,8 @@ class _Reconciling:
         self._tail = {token: [] for token in self._states.keys() | self._folded.keys() if self._differs(token)}
         self._is_tail = True
 
-    async def settle(self, *, repair: bool, dry_run: bool) -> None:
-        """Look at the suspects again, until nobody has changed them meanwhile."""
+    async def judge_suspects(self, *, repair: bool, dry_run: bool) -> None:
+        """Compare the suspects again, until each was compared without a change in between."""
         suspects = sorted(self._tail)
         for _ in range(ROUNDS):
             if not suspects:
@@ -130,15 +130,15 @@ class _Reconciling:
             left = []
             for token in suspects:
                 if states[token].revision != still[token].revision:
-                    is_settled = self._was_equal(token, states[token])
+                    is_decided = self._was_equal(token, states[token])
                 else:
-                    is_settled = await self._settle_one(token, states[token], repair=repair, dry_run=dry_run)
-                if not is_settled:
+                    is_decided = await self._judge(token, states[token], repair=repair, dry_run=dry_run)
+                if not is_decided:
                     left.append(token)
             suspects = left
         self.result.moving = [self._key(token) for token in suspects]
 
-    async def _settle_one(self, token: str, state: EntityState, *, repair: bool, dry_run: bool) -> bool:
+    async def _judge(self, token: str, state: EntityState, *, repair: bool, dry_run: bool) -> bool:
         folded = self._at(token, (self._read, ""))
         kind = difference(self._spec, state, folded)
         if kind is None:
@@ -148,7 +148,7 @@ class _Reconciling:
         if repair or dry_run:
             try:
                 plan = repair_of(self._spec, token, self._names.get(token), state, folded)
-                note = _note(plan)
+                note = _describe(plan)
                 outcome = "would repair" if dry_run else "repaired"
                 if not dry_run:
                     await self._repair(token, state, plan)
@@ -229,9 +229,11 @@ class _Reconciling:
                     self._learn(token, spec.key_in(token, _said(message.headers)))
             else:
                 events.append(message)
-        for message, _, event, _, failures in self._router.spread(events):
-            self.result.unreadable += bool(failures)
-            if event is None or type(event) not in self._fold.events or failures:
+        batch = self._router.decode(events, [each.sequence for each in events], events.__getitem__)
+        failures = self._router.route(batch).failures
+        for index, (message, event) in enumerate(zip(events, batch.events, strict=True)):
+            self.result.unreadable += index in failures
+            if event is None or type(event) not in self._fold.events or index in failures:
                 continue
             if not self._is_tail:
                 self.result.events += 1
@@ -240,7 +242,7 @@ class _Reconciling:
                     self._learn(token, key)
                     self._add(token, message, event)
 
-    def _add(self, token: str, message: Recorded, event: Any) -> None:
+    def _add(self, token: str, message: Recorded, event: object) -> None:
         if not self._is_tail:
             folded = self._folded.get(token, Folded())
             self._folded[token] = folded.then(self._spec, token, message.sequence, event)
@@ -276,7 +278,7 @@ class _Reconciling:
         return difference(self._spec, state, folded) is not None
 
     def _at(self, token: str, place: tuple[int, str]) -> Folded:
-        """What the events of a suspect make up to a sequence, with those of a batch behind it."""
+        """The fold of a suspect's events up to a sequence, including later ones of the same batch."""
         last, own = place
         folded = self._folded.get(token, Folded())
         for sequence, batch, event in self._tail[token]:
@@ -285,7 +287,7 @@ class _Reconciling:
         return folded
 
     def _was_equal(self, token: str, state: EntityState) -> bool:
-        """Whether a suspect that has changed since was equal to its events where its state was read."""
+        """True if a suspect that has changed since was equal to its events at the sequence where its state was read."""
         if state.revision <= self.result.boundary:
             return False  # what was folded may be beyond it
         return difference(self._spec, state, self._at(token, (state.revision, state.batch))) is None
@@ -330,7 +332,7 @@ def _check_is_whole(info: StreamInfo) -> None:
     config, first = info.config, first_ever(info.config)
     if removes_by_limits(config) and info.state.first_sequence > first:
         remedy = (
-            "the stream drops old messages by its limits, so nobody can tell what the events of an entity make; keep "
+            "the stream drops old messages by its limits, so the fold of an entity's events is incomplete; keep "
             "the events for good to reconcile"
         )
         raise DataLoss(config.name, first, info.state.first_sequence, remedy)
@@ -340,7 +342,7 @@ def _text(data: bytes | None) -> str | None:
     return None if data is None else data.decode(errors="replace")
 
 
-def _note(plan: Repair) -> str:
+def _describe(plan: Repair) -> str:
     if plan.events:
         return f"events {', '.join(map(repr, plan.events))}"
     return f"state {_text(plan.state)}"

@@ -1,4 +1,4 @@
-"""The consumers of a handler: of what it reads, of its retries, and of the server's advisories about its events."""
+"""The consumers of a handler: for its events, for its retries, and for the server's advisories about its events."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from jetspark.app.contracts.catalogue import contract_of
 from jetspark.app.handlers.partitions import PIN_GROUP, partition_consumer, partition_filter
-from jetspark.app.topology.declared import OWNER, ConsumerPlace
+from jetspark.app.topology.declared import OWNER, DeclaredConsumer
 from jetspark.app.topology.key_record import KEYS, key_record
 from jetspark.app.topology.names import (
     ADVISORY_KINDS,
@@ -27,19 +27,19 @@ if TYPE_CHECKING:
 __all__ = ["advisory_consumer", "advisory_subjects", "consumers_of", "handler_filters"]
 
 WORKERS = 8
-"""Processes that may hold as much as they can of one handler's messages at a time; more of them get less each."""
+"""Processes of one handler that can each hold ``max_messages`` at a time; with more of them each holds less."""
 
 
-def consumers_of(app: AppSpec, spec: HandlerSpec) -> list[ConsumerPlace]:
-    """The consumers of a handler: one of what it reads and one of its retries, or two for each partition."""
+def consumers_of(app: AppSpec, spec: HandlerSpec) -> list[DeclaredConsumer]:
+    """The consumers of a handler: one for its events and one for its retries, or two for each partition."""
     if spec.partitions is None:
         filters = handler_filters(app, spec)
         one = {"filter_subject": filters[0]} if len(filters) == 1 else {"filter_subjects": filters}
         events = _consumer(app, spec, spec.durable, **one)
         keys = {KEYS: key_record(spec.events, _key_of(app, spec), in_order=spec.in_order)}
         return [
-            ConsumerPlace(app.stream, dataclasses.replace(events, metadata={**(events.metadata or {}), **keys})),
-            ConsumerPlace(retry_stream(app.name), _retry_consumer(app, spec, spec.durable, "")),
+            DeclaredConsumer(app.stream, dataclasses.replace(events, metadata={**(events.metadata or {}), **keys})),
+            DeclaredConsumer(retry_stream(app.name), _retry_consumer(app, spec, spec.durable, "")),
         ]
     copies, places = partition_stream(app.name, spec.name), []
     pinned = {
@@ -50,14 +50,14 @@ def consumers_of(app: AppSpec, spec: HandlerSpec) -> list[ConsumerPlace]:
     for partition in range(spec.partitions):
         name = partition_consumer(spec.durable, partition)
         one = {"filter_subject": partition_filter(app.name, spec.name, partition)}
-        places.append(ConsumerPlace(copies, _consumer(app, spec, name, **one, **pinned)))
+        places.append(DeclaredConsumer(copies, _consumer(app, spec, name, **one, **pinned)))
         retries = _retry_consumer(app, spec, name, f"-{partition}")
-        places.append(ConsumerPlace(retry_stream(app.name), retries))
+        places.append(DeclaredConsumer(retry_stream(app.name), retries))
     return places
 
 
 def handler_filters(app: AppSpec, spec: HandlerSpec) -> list[str]:
-    """What the consumer of a handler asks for: the subjects of its events, or ``>`` for everything.
+    """The filters of a handler's consumer: the subjects of its events, or ``>`` for the whole stream.
 
     Several filters with wildcards cost the server milliseconds a message: see ``reading_filters``.
     """
@@ -68,23 +68,26 @@ def handler_filters(app: AppSpec, spec: HandlerSpec) -> list[str]:
     return [">"] if reads_all else filters
 
 
-def advisory_consumer(app: AppSpec, spec: HandlerSpec) -> ConsumerPlace:
-    """The consumer by which the workers of a handler share what was said of its events."""
+def advisory_consumer(app: AppSpec, spec: HandlerSpec) -> DeclaredConsumer:
+    """The consumer of the advisories about a handler's events, which its workers share."""
     config = ConsumerConfig(
         durable_name=advisory_consumer_name(app.name, spec.name),
         ack_policy="explicit",
-        # Of what was before this handler there is nothing to mend.
+        # Events that were given up before this handler existed are not its own.
         deliver_policy="new",
         ack_wait_s=10.0,
         max_deliver=-1,
         filter_subjects=advisory_subjects(app, spec),
         metadata={OWNER: app.name, "jetspark-handler": spec.name},
     )
-    return ConsumerPlace(app.advisories, config)
+    return DeclaredConsumer(app.advisories, config)
 
 
 def advisory_subjects(app: AppSpec, spec: HandlerSpec) -> list[str]:
-    """Of a handler's consumers. Of a stream that others read as well its own alone: a subject has one stream."""
+    """The subjects of advisories about a handler's consumers.
+
+    On a stream that other handlers read as well, only its own consumer is named: a subject can be in one stream only.
+    """
     retries = retry_stream(app.name)
     places = [(app.stream, spec.durable), (retries, "*")]
     if spec.partitions is not None:

@@ -1,14 +1,14 @@
-"""Messages that end the process while they are read: told apart from their neighbours, counted, and not read any more.
+"""Messages that end the process while they are read: each is identified, its deaths counted, and finally not read.
 
 Code of the application runs while a message is read: upcasts, ``__post_init__``, a ``key=`` that is a function. When it
 ends the process (a segmentation fault, a kernel that is out of memory), the server delivers the message to the next
-process, which ends as well. A note has to be written before the message is read, and one for each message would cost as
-much as handling it. So only messages that were delivered before are suspected:
+process, which ends as well. A record has to be written before the message is read, and one for each message would cost
+as much as handling it. So only messages that were delivered before are suspected:
 
 ==========================  ==========================================================================================
-delivered for the first     read without a note
+delivered for the first     read without a record
 time
-delivered before            one record names all of those that were pulled together; it is purged when they are read
+delivered before            one record names all messages that were pulled together; it is purged when they are read
 named by a record that is   read alone: the record names this message and no other, with one death more
 still there
 as many deaths as the       not read: the dead letter has the message as it is
@@ -50,14 +50,14 @@ if TYPE_CHECKING:
 
 __all__ = ["LEASE_S", "CrashRecords", "ReaderDied", "spans_of"]
 
-# The delivery before, which nobody noted, and the one of the group.
+# The first delivery, which has no record, and the one of the group.
 GROUP_DEATHS = 2
 # Fewer do not tell a message from its neighbours.
 MIN_DEATHS = 3
 # As long as records of attempts: the next delivery has to wait for a worker, and they may be away for a weekend.
 RECORD_TTL_S = 7 * 86400.0
-# How long the mark of a purged record stays in the bucket.
-MARK_TTL_S = 3600.0
+# The time that the tombstone of a purged record stays in the bucket.
+TOMBSTONE_TTL_S = 3600.0
 # A living reader may be silent for this long: its event loop is blocked, or its connection is lost.
 LEASE_S = 5.0
 RENEWALS = 3
@@ -113,12 +113,13 @@ class _Record(NamedTuple):
 class CrashRecords:
     """The records of one consumer, for one reading of its suspected messages.
 
-    :meth:`load`, then :meth:`died` and :meth:`note` before each message is read, and :meth:`close` or :meth:`end`.
+    Call :meth:`load`, then :meth:`died` and :meth:`announce` before each message is read, and :meth:`close` or
+    :meth:`end` at the end.
 
     Args:
         records: A bucket with ``limit_marker_ttl_s``.
-        handler: Its name.
-        where: Tells consumers of the handler apart.
+        handler: The handler's name.
+        where: Distinguishes the consumers of the handler.
         attempts: Deaths after which a message is not read any more; fewer than three count as three.
         suspected: The messages to be read now: first and last of each run.
         lease_s: For how long a living reader may be silent.
@@ -140,8 +141,8 @@ class CrashRecords:
         self._left: list[_Record] = []
         self._key, self._revision = f"{self._prefix}.{secrets.token_hex(8)}", 0
         self._record: _Record | None = None
-        """The record to store; the server has confirmed it if ``_is_noted``."""
-        self._is_noted = False
+        """The record to store; the server has confirmed it if ``_is_stored``."""
+        self._is_stored = False
         self._lock = asyncio.Lock()
         self._is_over = asyncio.Event()
         self._keeper: asyncio.Task[None] | None = None
@@ -164,28 +165,28 @@ class CrashRecords:
         await self._take_in(info.ack_floor.stream_sequence)
 
     def deaths(self, sequence: int) -> int:
-        """How many processes may have ended while they read it; 0 if it is not suspected more than others."""
+        """Number of processes that may have ended while they read the message; 0 if no record names it."""
         return max((record.deaths for record in self._left if record.names(sequence)), default=0)
 
     def died(self, sequence: int) -> ReaderDied | None:
-        """Why the message must not be read."""
+        """The error in place of the event if the message must not be read; else None."""
         deaths = self.deaths(sequence)
         return ReaderDied(deaths) if deaths >= self._limit else None
 
-    async def note(self, sequence: int) -> None:
+    async def announce(self, sequence: int) -> None:
         """Store that this message is read next: alone, or as one of the group."""
         deaths, group = self.deaths(sequence), self._group
         record = group._replace(spans=((sequence, sequence),), deaths=deaths + 1) if deaths else group
-        if self._is_noted and record == self._record:
+        if self._is_stored and record == self._record:
             await asyncio.sleep(0)  # lets the renewal run
             return
-        self._record, self._is_noted = record, False
+        self._record, self._is_stored = record, False
         if self._keeper is None:  # started before the write: if the answer is lost, the record may be stored
             self._keeper = asyncio.create_task(self._keep())
             _keepers.add(self._keeper)
             self._keeper.add_done_callback(_keepers.discard)
         await self._write()
-        self._is_noted = True
+        self._is_stored = True
 
     def end(self) -> None:
         """Purge the record in the background, as soon as the server answers: its messages are read, or given back."""
@@ -208,7 +209,7 @@ class CrashRecords:
                         await self._is_over.wait()
                         break
                 await patiently(self._write, patience_s=FOR_EVER_S)
-            await patiently(partial(self._records.purge, self._key, ttl=MARK_TTL_S), patience_s=FOR_EVER_S)
+            await patiently(partial(self._records.purge, self._key, ttl=TOMBSTONE_TTL_S), patience_s=FOR_EVER_S)
 
     async def _write(self) -> None:
         async with self._lock:
@@ -247,10 +248,10 @@ class CrashRecords:
         for key, (record, revision) in sorted((await self._stored()).items(), key=lambda each: -each[1][0].deaths):
             if not record.is_dead:
                 continue
-            is_settled = all(last <= floor for _, last in record.spans)
-            if is_settled or record.created != self._group.created or record.spans in seen:
+            is_done = all(last <= floor for _, last in record.spans)
+            if is_done or record.created != self._group.created or record.spans in seen:
                 with suppress(Conflict):
-                    await self._records.purge(key, revision=revision, ttl=MARK_TTL_S)
+                    await self._records.purge(key, revision=revision, ttl=TOMBSTONE_TTL_S)
             else:
                 seen.add(record.spans)
                 self._left.append(record)

@@ -27,21 +27,21 @@ __all__ = [
 ]
 
 MIN_ACK_WAIT_S = 0.001
-"""Below, an event is redelivered before a worker has looked at it, permanently."""
+"""With a shorter time, an event would be redelivered again and again before a worker could begin it."""
 
 REMEMBER_S = 7 * 86400.0
 """How long the records of completed effects are kept."""
 
 Idempotence: TypeAlias = Literal["none", "transaction"]
-HandlerFunction: TypeAlias = Callable[..., Coroutine[Any, Any, Any]]
+HandlerFunction: TypeAlias = Callable[..., Coroutine[object, None, Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandlerSpec:
-    """One handler as it was declared: what it reads, how it runs, and what happens when it fails."""
+    """The declaration of a handler: the events it reads, how it runs, and what happens when it fails."""
 
     function: HandlerFunction
-    events: tuple[type, ...]
+    events: tuple[type[object], ...]
     """The event types it handles, versions below theirs included."""
     durable: str
     """The name of its consumer, and its own."""
@@ -51,7 +51,7 @@ class HandlerSpec:
     """Events of one key run one after the other."""
     concurrency: int = 16
     rate: float | None = None
-    """Starts each second; None is no limit."""
+    """Starts per second; None means no limit."""
     burst: int | None = None
     timeout: float = 30.0
     retry: RetryPolicy = field(default_factory=RetryPolicy)
@@ -59,10 +59,10 @@ class HandlerSpec:
     """Failures end in the dead letters; without, they are logged and dropped."""
     idempotent: Idempotence = "none"
     bucket: str | None = None
-    """Of ``idempotent="transaction"``: the bucket of its effects."""
+    """The bucket of its effects, for ``idempotent="transaction"``."""
     remember_s: float = REMEMBER_S
-    """How long results of ``ctx.once`` and marks of transactions are kept: an event that comes again later, such as a
-    letter that is redriven after that time, has its effects repeated."""
+    """How long results of ``ctx.once`` and completion records of transactions are kept. If an event is handled again
+    after that time, for example by a redrive, its effects are repeated."""
     breaker: Breaker | None = None
     ack_wait_s: float = 30.0
     max_messages: int = 1024
@@ -74,8 +74,8 @@ class HandlerSpec:
     takeover_s: float = 5.0
     """With partitions: how long after a worker fell silent another one takes its partitions; 1 or more."""
     filtered: bool | None = None
-    """Whether the server picks out its events. If not, it reads all of the stream, and passes by the rest; by default
-    where it takes events of several subjects with wildcards from the app's own stream."""
+    """True: the server filters the handler's events. False: the handler reads the whole stream and skips other events,
+    which is the default if it takes several subjects with wildcards from the app's own stream."""
     batch: int | None = None
     """Events in one call, at most; None is a handler of single events."""
     batch_wait_s: float = 0.2
@@ -110,7 +110,7 @@ class HandlerSpec:
             rate("rate", self.rate, instead="or None for no limit")
         if self.burst is not None:
             whole("burst", self.burst, instead="or None for those of one second")
-        # A word that is none would mean effects that happen twice.
+        # An unknown word would silently mean effects that happen twice.
         if self.idempotent not in typing.get_args(Idempotence):
             raise unfit("idempotent", self.idempotent, "'none' or 'transaction'")
         if self.bucket is not None:
@@ -155,7 +155,7 @@ class HandlerSpec:
 
 
 class BatchHandlerOptions(TypedDict, total=False):
-    """What ``app.batch_handler`` takes besides its events, its name and its size: fields of :class:`HandlerSpec`."""
+    """Keyword arguments of ``app.batch_handler``: fields of :class:`HandlerSpec`."""
 
     rate: float | None
     burst: int | None
@@ -170,7 +170,7 @@ class BatchHandlerOptions(TypedDict, total=False):
 
 
 class HandlerOptions(BatchHandlerOptions, total=False):
-    """What ``app.handler`` takes besides its events and its name: fields of :class:`HandlerSpec`."""
+    """Keyword arguments of ``app.handler``: fields of :class:`HandlerSpec`."""
 
     key: str | Callable[[Any], str] | None
     in_order: bool
@@ -183,7 +183,7 @@ class HandlerOptions(BatchHandlerOptions, total=False):
 
 
 class WorkflowOptions(TypedDict, total=False):
-    """What ``app.workflow`` takes besides: fields of :class:`HandlerSpec`."""
+    """Keyword arguments of ``app.workflow``: fields of :class:`HandlerSpec`."""
 
     concurrency: int
     timeout: float
@@ -199,7 +199,7 @@ class WorkflowOptions(TypedDict, total=False):
     filtered: bool | None
 
 
-def check_options(durable: str, options: Mapping[str, Any], known: type) -> None:
+def check_options(durable: str, options: Mapping[str, object], known: type[object]) -> None:
     names = known.__required_keys__ | known.__optional_keys__  # type: ignore[attr-defined]  # a TypedDict
     unknown = sorted(set(options) - names)
     if unknown:

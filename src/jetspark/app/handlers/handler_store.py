@@ -1,7 +1,6 @@
-"""Storage of handlers besides the events: dead letters, schedules, parked keys, attempts. One object for each handler.
+"""Storage of a handler's worker besides the events: dead letters, parked keys, schedules, attempts.
 
-Workers run the steps of :mod:`jetspark.app.handlers.settling` with it; the command line lists, redrives and discards
-with it. Everything that is read to decide is read from the leader: a replica may be a moment behind.
+It performs the steps of :mod:`jetspark.app.handlers.handler_steps`.
 """
 
 from __future__ import annotations
@@ -11,145 +10,66 @@ import bisect
 import dataclasses
 import datetime
 import json
-import logging
-from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
 
 from jetspark.aio.jetstream import JetStream
 from jetspark.aio.kv import KeyValue
 from jetspark.aio.stream import Stream
-from jetspark.aio.stream_message import JetStreamMessage
 from jetspark.app.clock import microseconds, utc_now
+from jetspark.app.handlers.dead_letter_box import TOMBSTONE_TTL_S, DeadLetterBox
+from jetspark.app.handlers.handler_steps import (
+    AttemptsRecord,
+    CloseDeadLetter,
+    DropAttempts,
+    DropSeparateBody,
+    FindDeadLetter,
+    FindRetry,
+    ReadAttempts,
+    StepAnswer,
+    StoreStep,
+    WriteAttempts,
+    WriteDeadLetter,
+    WriteSchedule,
+)
 from jetspark.app.handlers.lanes import WorkItem
 from jetspark.app.handlers.partitions import copied_from, without_server_headers
-from jetspark.app.handlers.settling import (
-    AttemptsRecord,
-    CloseLetter,
-    DropApart,
-    DropAttempts,
-    DropParked,
-    FindLetter,
-    FindRetry,
-    NextLetter,
-    ParkedRecord,
-    ReadAttempts,
-    ReadParked,
-    RequestRedrive,
-    SettlingSteps,
-    WriteAttempts,
-    WriteLetter,
-    WriteParked,
-    WriteSchedule,
-    advance,
-)
 from jetspark.app.server_clock import server_clock
 from jetspark.app.stored_events import (
-    CLOSED_TTL_S,
-    DeadEvent,
+    DeadLetterRef,
+    DeadLetterStatus,
     FailureCause,
-    LetterRef,
-    LetterStatus,
     Origin,
-    apart_subject,
-    is_too_large,
-    letter_filter,
-    letter_subject,
+    StoredEvent,
+    dead_letter_subject,
+    separate_body_subject,
 )
-from jetspark.app.topology.names import dead_letter_stream, escape_token, handler_bucket, retry_stream
-from jetspark.core.headers import Headers, last_value, readable
+from jetspark.app.topology.names import dead_letter_stream, handler_bucket, retry_stream
+from jetspark.core.headers import readable
 from jetspark.errors import (
     Conflict,
-    JetSparkError,
     KeyExists,
     KeyNotFound,
     MessageNotFound,
-    PayloadTooLarge,
     ProtocolError,
-    StreamNotFound,
-    WrongLastSequence,
 )
-from jetspark.jetstream.info import StoredMessage
-from jetspark.jetstream.publishing import Expect
 
-__all__ = ["HandlerStore", "StoredLetter"]
+__all__ = ["HandlerStore"]
 
-_logger = logging.getLogger("jetspark.app")
-
-# A record of attempts is read at the next delivery, which has to wait for a worker: they may be away for a weekend.
+# A record of attempts is read at the next delivery, and there may be no worker for days.
 ATTEMPTS_TTL_S = 7 * 86400.0
-# Dead letters kept in memory between two steps of an event: at most as many as handlers run, as a rule.
-READ_LETTERS = 64
-# Notes that are written side by side when much is given back.
-NOTES_AT_ONCE = 100
-# How long a deleted record's mark stays in the bucket.
-MARK_TTL_S = 3600.0
+# Records that are written at a time when many events are returned.
+RECORDS_AT_ONCE = 100
 
 
-class StoredLetter:
-    """A dead letter and its place in the dead-letter stream."""
-
-    __slots__ = ("letter", "revision", "size_bytes", "subject")
-
-    def __init__(self, letter: DeadEvent, subject: str, revision: int, size_bytes: int | None = None) -> None:
-        self.letter, self.subject, self.revision = letter, subject, revision
-        self.size_bytes = len(letter.data) if size_bytes is None else size_bytes
-        """Of the event, also where it was listed without."""
-
-    @property
-    def ref(self) -> LetterRef:
-        letter = self.letter
-        return LetterRef(letter.origin.sequence, self.revision, letter.status, letter.redrives, self.subject)
-
-    @classmethod
-    def of(cls, message: StoredMessage) -> StoredLetter:
-        """Raises ProtocolError when it is none."""
-        return cls(DeadEvent.of(message.headers, message.data), message.subject, message.sequence)
-
-    @classmethod
-    def listed(cls, message: JetStreamMessage, *, with_event: bool) -> StoredLetter:
-        """From a message of an ordered consumer. Raises ProtocolError when it is not a dead letter."""
-        block, sequence = message.raw_headers, message.metadata.stream_sequence
-        if with_event:
-            return cls(DeadEvent.of(readable(block), message.data), message.subject, sequence)
-        # The server says how large the body is that it leaves out.
-        size = int(last_value(block, "Nats-Msg-Size") or 0)
-        return cls(DeadEvent.described(block), message.subject, sequence, size)
-
-
-class HandlerStore:
+class HandlerStore(DeadLetterBox):
     """The dead letters, schedules and records of one handler."""
 
     def __init__(
-        self, js: JetStream, app: str, handler: str, letters: Stream, retries: Stream, records: KeyValue
+        self, js: JetStream, app: str, handler: str, dead_letters: Stream, retries: Stream, records: KeyValue
     ) -> None:
-        self.js, self.app, self.handler = js, app, handler
-        self.letters, self.retries, self.records = letters, retries, records
-        self.parked_revisions: dict[str, int] = {}
-        """What this process knows of parked keys is at least as new."""
-        self.parked_names: dict[str, str] = {}
-        """Key of a record -> key of its events."""
-        self._waiting: dict[str, list[tuple[int, str]]] = {}
-        """Dead letters of keys that continue, by the sequences of their events; some may be closed by now."""
-        self._read: OrderedDict[str, StoredLetter] = OrderedDict()
-        """Dead letters that were read a moment ago, by subject. What is done with one says which revision it means."""
-        self._steps: dict[type, Callable[[Any], Coroutine[Any, Any, Any]]] = {
-            FindLetter: self._find_letter,
-            WriteLetter: self._write_letter,
-            CloseLetter: self._close_letter,
-            FindRetry: self._find_retry,
-            WriteSchedule: self._write_schedule,
-            NextLetter: self._next_letter,
-            RequestRedrive: self._request_redrive,
-            ReadParked: self._read_parked,
-            WriteParked: self._write_parked,
-            DropParked: self._drop_parked,
-            ReadAttempts: self._read_attempts,
-            WriteAttempts: self._write_attempts,
-            DropAttempts: self._drop_attempts,
-            DropApart: self._drop_apart,
-        }
+        super().__init__(js, app, handler, dead_letters, records)
+        self.retries, self.records = retries, records
 
     @classmethod
     async def open(cls, js: JetStream, app: str, handler: str) -> HandlerStore:
@@ -158,123 +78,55 @@ class HandlerStore:
         return cls(js, app, handler, letters, retries, await js.kv(handler_bucket(app)))
 
     async def server_now(self) -> datetime.datetime:
-        """The time by the server's clock, for what several workers compare with theirs."""
+        """The time by the server's clock, which several workers compare."""
         return await server_clock(self.js, self.retries.name).now()
 
-    async def perform(self, step: Any) -> Any:
-        """Do one step, and return its answer."""
-        return await self._steps[type(step)](step)
-
-    async def run(self, procedure: SettlingSteps[Any]) -> Any:
-        """Run a procedure that has no steps but those of the store."""
-        answer = None
-        try:
-            while True:
-                answer = await self.perform(procedure.send(answer))
-        except StopIteration as finished:
-            return finished.value
+    async def perform(self, step: StoreStep) -> StepAnswer:
+        match step:
+            case FindDeadLetter():
+                return await self._find_dead_letter(step)
+            case WriteDeadLetter():
+                return await self._write_dead_letter(step)
+            case CloseDeadLetter():
+                return await self._close_dead_letter(step)
+            case FindRetry():
+                return await self._find_retry(step)
+            case ReadAttempts():
+                return await self._read_attempts(step)
+            case WriteSchedule():
+                await self._write_schedule(step)
+            case WriteAttempts():
+                await self._write_attempts(step)
+            case DropAttempts():
+                await self._drop_attempts(step)
+            case DropSeparateBody():
+                await self._drop_separate_body(step)
+            case _:
+                return await super().perform(step)
+        return None
 
     # ---- dead letters -----------------------------------------------------------------------------------------------
 
-    async def all_letters(self, *, key: str | None = None, sequence: int | None = None) -> AsyncIterator[StoredLetter]:
-        """Every dead letter of the handler that is not closed, or of one key or one event of it, oldest first."""
-        subject = letter_filter(self.app, self.handler, key, sequence)
-        async for message in self.letters.get_messages(1, subject=subject):
-            try:
-                stored = StoredLetter.of(message)
-            except ProtocolError as error:
-                _logger.warning("sequence %d of stream %s: %s", message.sequence, self.letters.name, error)
-                continue
-            if stored.letter.status != "closed":
-                yield stored
-
-    async def letter(self, subject: str) -> StoredLetter | None:
-        try:
-            stored = StoredLetter.of(await self.letters.get_message(last_for=subject, direct=False))
-        except MessageNotFound:
-            return None
-        self._read[subject] = stored
-        if len(self._read) > READ_LETTERS:
-            self._read.popitem(last=False)
-        return stored
-
-    async def close(self, stored: StoredLetter, how: str) -> bool:
-        """Replace a dead letter by a marker; False where it was changed in the meantime."""
-        letter = stored.letter
-        mark = DeadEvent(
-            handler=letter.handler,
-            key=letter.key,
-            origin=letter.origin,
-            subject=letter.subject,
-            data=b"",
-            headers=Headers({"Jetspark-Closed": how}),
-            attempts=letter.attempts,
-            status="closed",
-            redrives=letter.redrives,
-            failed=letter.failed,
-            partition=letter.partition,
-        )
-        if not await self._replace(stored.subject, mark, stored.revision, ttl=CLOSED_TTL_S):
-            return False
-        if letter.apart is not None:
-            await self.letters.purge(subject=apart_subject(stored.subject))
-        return True
-
-    async def discard(self, stored: StoredLetter) -> bool:
-        """Give up a dead letter permanently, and let its key continue; False where it was changed in the meantime."""
-        if not await self.close(stored, "discarded"):
-            return False
-        if stored.letter.key is not None:
-            await self.run(advance(stored.letter.key, stored.letter.origin.sequence))
-        return True
-
-    async def request(self, stored: StoredLetter) -> None:
-        """Have the handler handle a dead letter again; the same request is stored once."""
-        subject, again = self.request_for(stored)
-        try:
-            await self._publish(subject, again, {}, Expect(last_subject_sequence=0))
-        except WrongLastSequence:
-            pass  # stored before
-
-    def request_for(self, stored: StoredLetter) -> tuple[str, DeadEvent]:
-        """Build the request to handle a dead letter again. It is stored only where its subject has no message."""
-        letter = stored.letter
-        again = DeadEvent(
-            handler=letter.handler,
-            key=letter.key,
-            origin=letter.origin,
-            subject=letter.subject,
-            data=letter.data,
-            headers=letter.headers,
-            attempts=0,
-            status="open",
-            redrives=letter.redrives + 1,
-            partition=letter.partition,
-            is_body_omitted=letter.is_body_omitted,
-            apart=letter.apart,
-        )
-        return f"{self._retry_subject('redrive', again.partition)}.{again.redrives}.{again.origin.tokens}", again
-
-    async def _find_letter(self, step: FindLetter) -> LetterRef | None:
-        stored = await self.letter(self._letter_subject(step.item))
+    async def _find_dead_letter(self, step: FindDeadLetter) -> DeadLetterRef | None:
+        stored = await self.read(self._dead_letter_subject(step.item))
         return stored.ref if stored is not None else None
 
-    async def _write_letter(self, step: WriteLetter) -> bool:
+    async def _write_dead_letter(self, step: WriteDeadLetter) -> bool:
         item = step.item
         now = _now_text()
         letter = self._event_of(item, "open" if step.behind is None else "behind", step.cause, step.behind, now)
-        subject = self._letter_subject(item)
+        subject = self._dead_letter_subject(item)
         is_stored = await self._replace(subject, letter, step.revision)
         if is_stored and (waiting := self._waiting.get(item.key or "")) is not None:
             bisect.insort(waiting, (item.sequence, subject))
         return is_stored
 
-    async def _close_letter(self, step: CloseLetter) -> bool:
-        subject = self._letter_subject(step.item)
-        # Nothing is lost with one that is not the last any more: the server refuses to close it.
-        stored = self._read.pop(subject, None)
+    async def _close_dead_letter(self, step: CloseDeadLetter) -> bool:
+        subject = self._dead_letter_subject(step.item)
+        # The cached one may be outdated: then the server refuses to close it.
+        stored = self._cached.pop(subject, None)
         if stored is None or stored.revision != step.revision:
-            stored = await self.letter(subject)
+            stored = await self.read(subject)
         if stored is None or stored.revision != step.revision or not await self.close(stored, "done"):
             return False
         waiting = self._waiting.get(step.item.key or "")
@@ -282,53 +134,15 @@ class HandlerStore:
             waiting.pop(0)
         return True
 
-    async def _next_letter(self, step: NextLetter) -> LetterRef | None:
-        # Listed once for many: a key may have thousands of dead letters, and they are asked for one by one.
-        waiting = self._waiting.get(step.key)
-        while waiting:
-            _, subject = waiting[0]
-            stored = await self.letter(subject)
-            if stored is not None and stored.letter.status != "closed":
-                return stored.ref
-            waiting.pop(0)
-        found = sorted([(each.ref.sequence, each.ref) async for each in self.all_letters(key=step.key)], key=_first)
-        if not found:
-            self._waiting.pop(step.key, None)
-            return None
-        self._waiting[step.key] = [(sequence, ref.subject) for sequence, ref in found]
-        return found[0][1]
-
-    def forget_letters(self) -> None:
-        """Another worker may have written dead letters since they were listed here."""
-        self._waiting.clear()
-
-    async def _request_redrive(self, step: RequestRedrive) -> None:
-        subject, stored = step.letter.subject, self._read.get(step.letter.subject)
-        # A request for one that was closed meanwhile is found to be needless by who gets it.
-        if stored is None or stored.revision != step.letter.revision:
-            stored = await self.letter(subject)
-        if stored is not None and stored.letter.status != "closed":
-            await self.request(stored)
-
-    async def _replace(self, subject: str, letter: DeadEvent, revision: int, ttl: float | None = None) -> bool:
-        headers = {"Nats-Rollup": "sub"}
-        if ttl is not None:
-            headers["Nats-TTL"] = f"{int(ttl)}s"
-        try:
-            await self._publish(subject, letter, headers, Expect(last_subject_sequence=revision))
-        except WrongLastSequence:
-            return False
-        return True
-
     # ---- retries -----------------------------------------------------------------------------------------------
 
     async def _find_retry(self, step: FindRetry) -> bool:
         item = step.item
         try:
-            # Attempts only grow, so the last one tells.
-            subject = f"{self._retry_subject('*')}.{_origin(item).tokens}"
+            # Attempts only grow, so the last message has the most.
+            subject = f"{self.retry_subject('*')}.{_origin(item).tokens}"
             last = await self.retries.get_message(last_for=subject, direct=False)
-            known = DeadEvent.of(last.headers, last.data)
+            known = StoredEvent.of(last.headers, last.data)
         except (MessageNotFound, ProtocolError):
             return False
         return known.attempts > item.carried and known.redrives == item.redrives
@@ -338,110 +152,19 @@ class HandlerStore:
         due = await self.server_now() + datetime.timedelta(seconds=step.seconds)
         headers = {
             "Nats-Schedule": f"@at {due.isoformat().replace('+00:00', 'Z')}",
-            "Nats-Schedule-Target": f"{self._retry_subject('due', item.partition)}.{_origin(item).tokens}",
-            # Nothing but the schedule itself removes it.
+            "Nats-Schedule-Target": f"{self.retry_subject('due', item.partition)}.{_origin(item).tokens}",
+            # Only the schedule itself removes it.
             "Nats-TTL": "never",
         }
-        subject = f"{self._retry_subject('wait')}.{_origin(item).tokens}"
+        subject = f"{self.retry_subject('wait')}.{_origin(item).tokens}"
         # A listing shows the error; the traceback is for the dead letter.
         cause = dataclasses.replace(step.cause, trace="") if step.cause is not None else None
         await self._publish(subject, self._event_of(item, "open", cause, None, ""), headers, None)
 
-    async def whole(self, event: DeadEvent) -> DeadEvent:
-        """An event that was too large to be stored with what is said of it, with its headers and its body.
-
-        ``is_body_omitted`` says of the result whether it is still without: what was not kept apart is in its stream,
-        which may have dropped it since.
-        """
-        if not event.is_body_omitted:
-            return event
-        if event.apart is not None:
-            subject = apart_subject(letter_subject(self.app, event.handler, event.key, event.origin))
-            with suppress(MessageNotFound):
-                return event.whole((await self.letters.get_message(last_for=subject, direct=False)).data)
-        try:
-            stored = await (await self.js.stream(event.origin.stream)).get_message(event.origin.sequence)
-        except (MessageNotFound, StreamNotFound):
-            return event
-        # Of a partition the time is that of the copy.
-        if event.partition is None and microseconds(stored.timestamp) != event.origin.time_us:
-            return event  # the stream was made anew, and this is another event
-        return dataclasses.replace(event, data=stored.data, headers=stored.headers, is_body_omitted=False)
-
-    async def _publish(self, subject: str, letter: DeadEvent, headers: dict[str, str], expect: Expect | None) -> None:
-        if await self._fits(subject, letter, headers, expect):
-            return
-        short = await self._keep_apart(letter)
-        if not await self._fits(subject, short, headers, expect):
-            await self._publish_as_it_is(subject, short.stripped(), headers, expect)
-
-    async def _fits(self, subject: str, letter: DeadEvent, headers: dict[str, str], expect: Expect | None) -> bool:
-        """Publish it; False if that is more than the server takes."""
-        try:
-            await self._publish_as_it_is(subject, letter, headers, expect)
-        except JetSparkError as error:
-            if not is_too_large(error):
-                raise
-            return False
-        return True
-
-    async def _keep_apart(self, letter: DeadEvent) -> DeadEvent:
-        """Store the event by itself, where it is not yet; returns what is left to be said of it."""
-        subject = apart_subject(letter_subject(self.app, letter.handler, letter.key, letter.origin))
-        for block in (letter.as_block(), b"") if letter.apart is None and not letter.is_body_omitted else ():
-            try:
-                # Without headers of its own, so that it is not larger than the event was when it was published.
-                await self.js.publish(subject, block + letter.data)
-            except PayloadTooLarge:
-                continue
-            return dataclasses.replace(letter.shortened(), apart=len(block))
-        return letter.shortened()
-
-    async def _drop_apart(self, step: DropApart) -> None:
-        await self.letters.purge(subject=apart_subject(self._letter_subject(step.item)))
-
-    async def _publish_as_it_is(
-        self, subject: str, letter: DeadEvent, headers: dict[str, str], expect: Expect | None
-    ) -> None:
-        fields = letter.to_headers()
-        fields.update(headers)
-        await self.js.publish(subject, letter.data, headers=fields, expect=expect)
+    async def _drop_separate_body(self, step: DropSeparateBody) -> None:
+        await self.dead_letters.purge(subject=separate_body_subject(self._dead_letter_subject(step.item)))
 
     # ---- records -----------------------------------------------------------------------------------------------
-
-    async def _read_parked(self, step: ReadParked) -> ParkedRecord | None:
-        try:
-            entry = await self.records.get(self.parked_key(step.key))
-        except KeyNotFound:
-            return None
-        fields = json.loads(entry.value)
-        # Records of keys that were parked before there was "waiting" have the one event as "first".
-        waiting = fields["waiting"] if "waiting" in fields else [fields["first"]]
-        return ParkedRecord(fields["head"], entry.revision, tuple(waiting))
-
-    async def _write_parked(self, step: WriteParked) -> bool:
-        value = json.dumps({"key": step.key, "head": step.head, "waiting": step.waiting}).encode()
-        name = self.parked_key(step.key)
-        try:
-            if step.revision == 0:
-                revision = await self.records.create(name, value)
-            else:
-                revision = await self.records.update(name, value, revision=step.revision)
-        except Conflict:
-            return False
-        self.parked_revisions[step.key] = revision
-        self.parked_names[name] = step.key
-        return True
-
-    async def _drop_parked(self, step: DropParked) -> bool:
-        try:
-            await self.records.purge(self.parked_key(step.key), revision=step.revision, ttl=MARK_TTL_S)
-        except Conflict:
-            return False
-        return True
-
-    def parked_key(self, key: str) -> str:
-        return f"parked.{self.handler}.{escape_token(key)}"
 
     async def _read_attempts(self, step: ReadAttempts) -> AttemptsRecord | None:
         try:
@@ -467,41 +190,38 @@ class HandlerStore:
                 await self.records.update(name, value, revision=entry.revision, ttl=ATTEMPTS_TTL_S)
                 return
             except (KeyNotFound, Conflict):
-                continue  # another process has it too, or had
+                continue  # another process changed or removed it in between
 
-    async def note_not_begun(self, items: Sequence[WorkItem]) -> None:
-        """Note of those that have not begun here that they have not, before they are given back.
+    async def record_not_begun(self, items: Sequence[WorkItem]) -> None:
+        """Record that these items were not started here, before they are returned to the server.
 
-        An event that was delivered before and has no record is taken for one whose worker died while it ran.
+        A redelivered event without a record counts as one whose worker died while it ran.
         """
         unbegun = [item for item in items if item.attempts == item.carried]
-        for start in range(0, len(unbegun), NOTES_AT_ONCE):
-            await asyncio.gather(*(self._note_not_begun(item) for item in unbegun[start : start + NOTES_AT_ONCE]))
+        for start in range(0, len(unbegun), RECORDS_AT_ONCE):
+            await asyncio.gather(*(self._record_not_begun(item) for item in unbegun[start : start + RECORDS_AT_ONCE]))
 
-    async def _note_not_begun(self, item: WorkItem) -> None:
-        # One that was delivered before may have begun then. If there is a record, it knows better.
+    async def _record_not_begun(self, item: WorkItem) -> None:
+        # A redelivered event may have been started before. An existing record is more exact.
         value = json.dumps({"attempts": item.carried + (item.delivered > 1), "cause": None}).encode()
         with suppress(KeyExists):
             await self.records.create(self._attempts_key(item), value, ttl=ATTEMPTS_TTL_S)
 
     async def _drop_attempts(self, step: DropAttempts) -> None:
-        await self.records.purge(self._attempts_key(step.item), ttl=MARK_TTL_S)
+        await self.records.purge(self._attempts_key(step.item), ttl=TOMBSTONE_TTL_S)
 
     def _attempts_key(self, item: WorkItem) -> str:
         return f"attempts.{self.handler}.{_origin(item).tokens}"
 
     # ---- small steps -------------------------------------------------------------------------------------------
 
-    def _letter_subject(self, item: WorkItem) -> str:
-        return letter_subject(self.app, self.handler, item.key, _origin(item))
-
-    def _retry_subject(self, what: str, partition: int | None = None) -> str:
-        return f"retry.{self.app}.{self.handler}.{what}" + ("" if partition is None else f"-{partition}")
+    def _dead_letter_subject(self, item: WorkItem) -> str:
+        return dead_letter_subject(self.app, self.handler, item.key, _origin(item))
 
     def _event_of(
-        self, item: WorkItem, status: LetterStatus, cause: FailureCause | None, behind: int | None, now: str
-    ) -> DeadEvent:
-        original: DeadEvent | None = item.original
+        self, item: WorkItem, status: DeadLetterStatus, cause: FailureCause | None, behind: int | None, now: str
+    ) -> StoredEvent:
+        original = item.original
         message = item.message
         if original is not None:
             subject, headers, data = original.subject, original.headers, original.data
@@ -510,7 +230,7 @@ class HandlerStore:
             if item.partition is not None:
                 subject = copied_from(message.raw_headers, subject).subject
                 headers = without_server_headers(headers)
-        return DeadEvent(
+        return StoredEvent(
             handler=self.handler,
             key=item.key,
             origin=_origin(item),
@@ -528,18 +248,13 @@ class HandlerStore:
         )
 
 
-def _first(pair: tuple[int, LetterRef]) -> int:
-    return pair[0]
-
-
 def _origin(item: WorkItem) -> Origin:
     if item.original is not None:
-        origin: Origin = item.original.origin
-        return origin
+        return item.original.origin
     message, metadata = item.message, item.message.metadata
     if item.partition is None:
         return Origin(metadata.stream, metadata.stream_sequence, microseconds(metadata.timestamp))
-    # The time is that of the copy: the server does not say when the original was stored.
+    # The time is that of the copy: a copy does not name the time of the original.
     source = copied_from(message.raw_headers, message.subject)
     return Origin(source.stream, source.sequence, microseconds(metadata.timestamp))
 

@@ -1,52 +1,56 @@
-"""Workers with asyncio: they pull, run handlers, and do the steps that `handlers.settling` decides on."""
+"""Workers with asyncio: they pull events, and run the procedures of :mod:`jetspark.app.handlers.procedures`."""
 
 from __future__ import annotations
 
 import asyncio
 import datetime
 import logging
-import random
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Coroutine, Sequence
 from contextlib import aclosing, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 from jetspark.aio.client import Client
 from jetspark.aio.clock import rng as loop_rng
 from jetspark.aio.context import context_of
+from jetspark.aio.step_runner import run_steps
 from jetspark.app.clock import utc_now
-from jetspark.app.contracts.catalogue import Catalogue, contract_of
+from jetspark.app.contracts.catalogue import contract_of
 from jetspark.app.denial_watch import DenialWatch, denial_in
 from jetspark.app.handlers.context import Dependencies
-from jetspark.app.handlers.given_up import ConsumerSource, GivenUp
+from jetspark.app.handlers.given_up import AdvisoryReader, ConsumerSource
+from jetspark.app.handlers.handler_steps import (
+    Acknowledge,
+    DropParked,
+    EndTransaction,
+    HandlerStep,
+    HandlerSteps,
+    NextDeadLetter,
+    PauseHandler,
+    ReadParked,
+    ReportDropped,
+    RequestRedrive,
+    StepAnswer,
+    WriteParked,
+)
 from jetspark.app.handlers.handler_store import HandlerStore
 from jetspark.app.handlers.intake import Intake
 from jetspark.app.handlers.invocation import HandlerCalls
-from jetspark.app.handlers.lanes import WorkItem
+from jetspark.app.handlers.lanes import ItemReader, WorkItem
 from jetspark.app.handlers.machine import HandlerLimits, HandlerMachine
+from jetspark.app.handlers.procedures import handle, handle_batch
 from jetspark.app.handlers.readers import PartitionReaders
 from jetspark.app.handlers.record_watch import Members, RecordWatch
 from jetspark.app.handlers.reporting import HandlerReports
-from jetspark.app.handlers.retry import Bury, Skip
+from jetspark.app.handlers.retry import Decided, GiveUp, Skip
 from jetspark.app.handlers.room import Room
-from jetspark.app.handlers.settling import (
-    Acknowledge,
-    EndTransaction,
-    PauseHandler,
-    SettlingSteps,
-    TellDropped,
-    conclude,
-    is_plain,
-    needs_preparing,
-    prepare,
-)
 from jetspark.app.handlers.stall_watch import CANCEL_AGAIN_S, StallWatch
 from jetspark.app.patience import patiently
 from jetspark.app.stored_events import error_text
 from jetspark.app.topology.names import is_bookkeeping, partition_stream
 from jetspark.core.backoff import Backoff
-from jetspark.core.step_runner import ReadClock
+from jetspark.core.step_runner import ReadClock, StepRun
 from jetspark.core.subjects import on_one_of
 from jetspark.errors import (
     ConnectionClosed,
@@ -64,11 +68,13 @@ if TYPE_CHECKING:
 
 __all__ = ["HandlerWorker"]
 
-# A step that the server refuses or does not answer is tried again after these waits, as long as the worker lives.
+R = TypeVar("R")
+
+# A step that the server refuses or does not answer is retried after these waits, as long as the worker lives.
 STEP_PAUSE = Backoff(first_s=0.1, max_s=5.0)
-# How long an orderly end waits for the server, besides the time that handlers have to finish.
+# Time that an orderly end waits for the server, besides the time that handlers have to finish.
 GIVE_BACK_S = 5.0
-# A worker without room looks again this often whether it has to make room.
+# A worker without room checks at this interval whether it has to return events.
 ROOM_POLL_S = 1.0
 
 
@@ -82,10 +88,6 @@ class HandlerWorker:
         client: Client,
         store: HandlerStore,
         dependencies: Dependencies,
-        *,
-        catalogue: Catalogue,
-        clock: Callable[[], datetime.datetime] = utc_now,
-        rng: random.Random | None = None,
     ) -> None:
         self.app, self.spec, self.client, self.store = app, spec, client, store
         limits = HandlerLimits(
@@ -98,20 +100,20 @@ class HandlerWorker:
             max_bytes=spec.max_bytes,
             batch=spec.batch or 1,
             has_transactions=spec.idempotent == "transaction",
+            has_dead_letters=spec.dead_letter,
         )
         self._loop = asyncio.get_running_loop()
-        rng = rng or loop_rng()
-        self.machine = HandlerMachine(limits, spec.retry, rng.random, spec.breaker)
+        self.machine = HandlerMachine(limits, spec.retry, loop_rng().random, spec.breaker)
         self.room = Room(self.machine)
-        self.catalogue = catalogue
+        self.catalogue = app.catalogue
         self.kinds = frozenset(spec.events)
         self.is_wanted = on_one_of([contract_of(kind).subject.filter for kind in spec.events])
-        """Whether a subject is one of its events'; its consumer may have a wider filter."""
+        """True for the subjects of its events. Its consumer may have a wider filter."""
         self.is_stopping = False
         self.log = logging.getLogger(f"jetspark.app.{app.name}.{spec.name}")
-        self._calls = HandlerCalls(app, spec, store, dependencies, clock, self.log)
+        self._calls = HandlerCalls(app, spec, store, dependencies, utc_now, self.log)
         self._calls.is_ending = self._is_ending
-        self._main: asyncio.Task[Any] | None = None
+        self._main: asyncio.Task[object] | None = None
         self._has_failed = False
         self.reports = HandlerReports(app, spec, app.observers, self.log) if app.observers else None
         members = Members(store.records, spec.name, spec.takeover_s) if spec.partitions is not None else None
@@ -119,8 +121,6 @@ class HandlerWorker:
         self._readers = PartitionReaders(self, members, spec.partitions or 0) if members is not None else None
         self._intake: Intake | None = None
         self.runners: list[asyncio.Task[None]] = []
-        self._gathered: list[WorkItem] = []
-        """The batch that is being put together."""
         self._idle: deque[asyncio.Future[None]] = deque()
         self._waiting_for_room: list[asyncio.Future[None]] = []
         self._timer: asyncio.TimerHandle | None = None
@@ -137,7 +137,7 @@ class HandlerWorker:
         """Work until :meth:`stop` is called or the task is cancelled.
 
         Raises:
-            PermissionDenied: This user may not use a subject that the worker cannot do without.
+            PermissionDenied: This user may not use a subject that the worker needs.
         """
         self._main = asyncio.current_task()
         self._denials.attach()
@@ -156,7 +156,7 @@ class HandlerWorker:
             self.stalls.close()
 
     def _needs(self, denied: PermissionDenied) -> bool:
-        """Whether the worker itself publishes there. What its handler's own code publishes is the handler's affair."""
+        """True if the worker itself publishes there. A denial of the handler's own code is the handler's error."""
         app = self.app
         streams = (app.stream, app.retry_stream, app.advisories, partition_stream(app.name, self.spec.name))
         return is_bookkeeping(app.name, streams, denied.subject)
@@ -169,7 +169,7 @@ class HandlerWorker:
         await self._denied
 
     def _is_ending(self) -> bool:
-        """Whether somebody ends the runners: by :meth:`stop`, by cancelling the worker, or because a task has failed.
+        """True after :meth:`stop`, when the worker is cancelled, and when one of its tasks has failed.
 
         The group cancels its tasks first, and then the worker's own.
         """
@@ -187,9 +187,9 @@ class HandlerWorker:
             consumer = await patiently(partial(stream.consumer, self.spec.durable))
             retries = await patiently(partial(self.store.retries.consumer, self.spec.durable))
             self._intake = Intake(self, stream, consumer, retries, None)
-        given_up = await GivenUp.open(self, self._sources)
-        await given_up.catch_up()  # before anything of their keys is handled
-        watchers.append(tasks.create_task(given_up.run()))
+        advisories = await AdvisoryReader.open(self, self._sources)
+        await advisories.catch_up()  # before any event of their keys is handled
+        watchers.append(tasks.create_task(advisories.run()))
         watchers.append(tasks.create_task(self.stalls.run()))
         if self._readers is not None:
             watchers.append(tasks.create_task(self._readers.run(tasks)))
@@ -198,7 +198,7 @@ class HandlerWorker:
         if self.spec.batch is not None:
             self.runners = [tasks.create_task(self._run_batches(self.spec.batch))]
         else:
-            # More runners than messages that are held would never have anything to run.
+            # No more runners than messages that can be held.
             count = min(self.spec.concurrency, self.spec.max_messages)
             self.runners = [tasks.create_task(self._run_items()) for _ in range(count)]
         await asyncio.wait(self.runners)
@@ -210,12 +210,12 @@ class HandlerWorker:
             await intake.end()
 
     async def stop(self, runners: asyncio.Task[None], timeout: float) -> None:
-        """Pull no more, let what runs finish for at most ``timeout`` seconds, and give the rest back in order.
+        """Stop pulling, let running events finish for up to ``timeout`` seconds, and return the others in order.
 
         ``runners`` is the task of :meth:`run`.
         """
         self.is_stopping = self.machine.is_stopping = True
-        if not self.runners:  # still starting, perhaps without an answer of the server: there is nothing to finish
+        if not self.runners:  # still starting, so no event runs
             runners.cancel()
         intakes = self.intakes
         for intake in intakes:
@@ -225,7 +225,7 @@ class HandlerWorker:
         self.wake_idle(len(self._idle))
         done, _ = await asyncio.wait([runners], timeout=timeout)
         while not done and not self.stalls.abandoned.done():
-            # Again and again: a handler may take a cancellation for an error of its own, which has to be settled then.
+            # Repeatedly: a handler may treat a cancellation as its own error, whose outcome then has to be stored.
             for task in (runners, *self.runners):
                 task.cancel()
             done, _ = await asyncio.wait([runners], timeout=CANCEL_AGAIN_S)
@@ -234,8 +234,8 @@ class HandlerWorker:
         await self._calls.close()
         await self._within_bound(*(intake.give_back(running=True) for intake in intakes))
 
-    async def _within_bound(self, *work: Coroutine[Any, Any, None]) -> None:
-        """Do what an orderly end needs of the server, if that answers: without, events come after their ack_wait."""
+    async def _within_bound(self, *work: Coroutine[object, None, None]) -> None:
+        """Await requests of an orderly end for a bounded time. Without them, events are redelivered after ack_wait."""
         tasks = [asyncio.ensure_future(each) for each in work]
         if tasks:
             _, late = await asyncio.wait(tasks, timeout=GIVE_BACK_S if self._connection.is_connected else 0.0)
@@ -243,18 +243,18 @@ class HandlerWorker:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             if late:
-                self.log.warning("giving back: the server did not answer in time")
+                self.log.warning("held events: the server did not answer in time; redelivered after their ack_wait")
 
     @property
     def intakes(self) -> list[Intake]:
-        """Who pulls for this handler now."""
+        """The readers that pull for this handler now."""
         if self._readers is not None:
             return self._readers.intakes
         return [self._intake] if self._intake is not None else []
 
     @property
     def _sources(self) -> list[ConsumerSource]:
-        """Every consumer of this handler, also those that other workers read."""
+        """All consumers of this handler, including the partitions of other workers."""
         if self._readers is not None:
             return self._readers.sources
         intake = self._intake
@@ -266,7 +266,7 @@ class HandlerWorker:
 
     @property
     def shares(self) -> int:
-        """How many pulls share the room for messages."""
+        """Number of pulls that share the room for messages."""
         return max(1, len(self.intakes))
 
     @property
@@ -275,18 +275,18 @@ class HandlerWorker:
 
     @property
     def sessions(self) -> int:
-        """How often there was a connection."""
+        """Number of connections so far."""
         return self._connection.sessions
 
     async def make_room(self) -> None:
-        """Wait until something is settled; give back what only waits for events that there is no room for."""
+        """Wait until an event is acknowledged, or return events that wait for others which do not fit."""
         surplus = self.machine.surplus(self._loop.time())
         with suppress(JetSparkError):
-            await self.store.note_not_begun(surplus)
+            await self.store.record_not_begun(surplus)
         for item in surplus:
             if item.source != "stream":
-                self.room.count_retry(item, -1)
-            else:
+                self.room.drop_retry(item)
+            elif item.intake is not None:
                 item.intake.expect_again(item)
             await item.message.nak(self.spec.ack_wait_s / 4)
         if surplus:
@@ -305,7 +305,7 @@ class HandlerWorker:
             now = loop.time()
             item = machine.take(now)
             if machine.lapsed:
-                self._note_lapsed()
+                self._expect_lapsed()
             try:
                 if item is None:
                     if self.is_stopping:
@@ -314,42 +314,32 @@ class HandlerWorker:
                     continue
                 if now + timeout_s < self._timer_at:
                     self.arm()
-                if not needs_preparing(item) or await self.steps(
-                    prepare(machine, item, has_dead_letters=self.spec.dead_letter)
-                ):
-                    error = await self._call(item)
-                    if error is None and is_plain(machine, item):
-                        machine.finish(item, None, now)
-                        await item.message.ack()
-                        machine.settled(item)
-                        if self.reports is not None:
-                            self.reports.finished(item, "done")
-                    else:
-                        await self._conclude(item, error)
-            except asyncio.CancelledError:
-                self._survive(item)
-                continue
-            self._note_end(item)
+                await handle(self, item)
+            except BaseException as error:
+                self._interrupted(error, [] if item is None else [item])
 
-    def _survive(self, *items: WorkItem | None) -> None:
-        """Go on after a cancellation by code of a handler that had ended; raises if somebody ends the worker.
+    def _interrupted(self, error: BaseException, items: Sequence[WorkItem]) -> None:
+        """Continue after a cancellation by code of a handler that had ended; raises if the worker is to end.
 
-        What was being settled comes again after its ``ack_wait``, and later events of its key wait for it.
+        An item whose outcome was being stored is redelivered after its ``ack_wait``, and later events of its key wait.
         """
+        if self.reports is not None:
+            for item in items:
+                self.reports.finished(item, "given_back")
+        if not isinstance(error, asyncio.CancelledError) or self._is_ending():
+            raise error
         task = asyncio.current_task()
         assert task is not None
-        if self._is_ending():
-            raise
         while task.cancelling():
             task.uncancel()
-        self.log.error("a task of the worker was cancelled: by a handler, or by something that it left behind")
+        self.log.error("a task of the worker was cancelled by a handler, or by code that a handler left running")
         for item in items:
-            if item is not None and item.is_taken:
+            if item.is_taken:
                 self.machine.dismiss(item)
                 self.machine.lapse(item)
-            elif item is not None:
-                self._note_end(item)
-        self._note_lapsed()
+            else:
+                self.item_left(item)
+        self._expect_lapsed()
 
     async def _wait_for_work(self) -> None:
         waiter = self._loop.create_future()
@@ -357,64 +347,27 @@ class HandlerWorker:
         self.arm()
         await waiter
 
-    def _note_end(self, item: WorkItem) -> None:
-        """It is settled, or waits for a retry."""
-        if item.source != "stream" and item.message.is_answered:
-            self.room.count_retry(item, -1)
-        if self._waiting_for_room and self.machine.held * 2 <= self.spec.max_messages:
-            self._wake_room()
-
     # ---- batches -----------------------------------------------------------------------------------------------
 
     async def _run_batches(self, size: int) -> None:
         while True:
+            items = list[WorkItem]()
             try:
-                items = await self._gather(size)
-            except asyncio.CancelledError:
-                self._survive(*self._gathered)
-                continue
-            if not items:
-                return
-            try:
-                await self._run_batch(items)
-            except asyncio.CancelledError:
-                self._survive(*items)
+                await self._gather(items, size)
+                if not items:
+                    return
+                await handle_batch(self, items)
+            except BaseException as error:
+                self._interrupted(error, items)
 
-    async def _run_batch(self, items: list[WorkItem]) -> None:
-        batch = []
-        for item in items:
-            is_new = not needs_preparing(item)
-            if is_new or await self.steps(prepare(self.machine, item, has_dead_letters=self.spec.dead_letter)):
-                if is_new or item.attempts == 1:
-                    batch.append(item)
-                else:  # it had begun when a process ended: the next one that it ends counts for no other event
-                    await self._run_prepared([item])
-            else:
-                self._note_end(item)
-        if batch:
-            await self._run_prepared(batch)
-
-    async def _run_prepared(self, batch: list[WorkItem]) -> None:
-        if self.reports is not None:
-            self.reports.started(batch)
-        error = await self._call_batch(batch)
-        if self.reports is not None:
-            self.reports.ended(batch)
-        for item in batch:
-            # None of a failed batch is settled by it: each is tried alone, so that only those at fault fail.
-            alone = error if error is None or len(batch) == 1 else await self._call_batch([item])
-            await self._conclude(item, alone)
-            self._note_end(item)
-
-    async def _gather(self, size: int) -> list[WorkItem]:
-        """The next batch, in the order of the stream; empty when the worker is to end."""
+    async def _gather(self, items: list[WorkItem], size: int) -> None:
+        """Fill the next batch, in the order of the stream; it stays empty when the worker is to end."""
         loop, full_at = self._loop, float("inf")
-        found = self._gathered = list[WorkItem]()
-        while len(found) < size and loop.time() < full_at:
+        while len(items) < size and loop.time() < full_at:
             item = self.machine.take(loop.time())
             if item is not None:
                 full_at = min(full_at, loop.time() + self.spec.batch_wait_s)
-                found.append(item)
+                items.append(item)
                 continue
             if self.is_stopping:
                 break
@@ -422,81 +375,98 @@ class HandlerWorker:
                 async with asyncio.timeout_at(None if full_at == float("inf") else full_at):
                     await self._wait_for_work()
             except TimeoutError:
-                break  # not left to the clock: a timer may fire before its time, by less than the clock's resolution
-        return sorted(found, key=lambda item: item.sequence)
+                break  # a timer may fire early by less than the clock's resolution, which the loop's condition misses
+        items.sort(key=lambda item: item.sequence)
 
-    def _note_lapsed(self) -> None:
+    def _expect_lapsed(self) -> None:
         lapsed, self.machine.lapsed = self.machine.lapsed, []
         for item in lapsed:
-            self.log.warning("sequence %d: not heard of for its ack_wait; another worker may have it", item.sequence)
-            item.intake.note_lapsed(item)
+            self.log.warning(
+                "event %d: ack_wait expired; the server may have redelivered it to another worker, which decides what "
+                "becomes of it",
+                item.sequence,
+            )
+            if item.intake is not None:
+                item.intake.expect_lapsed(item)
 
-    async def _conclude(self, item: WorkItem, error: BaseException | None) -> None:
-        if error is not None and self.machine.has_lapsed(item, self._loop.time()):
-            # What becomes of it is decided by the worker that has it now.
-            self.machine.dismiss(item)
-            self.machine.lapse(item)
-            self._note_lapsed()
-            if self.reports is not None:
-                self.reports.finished(item, "given_back", error)
-            return
-        if error is not None and not isinstance(error, Skip):
-            kind, text = type(error).__name__, error_text(error)
-            self.log.warning("sequence %d, attempt %d: %s: %s", item.sequence, item.attempts, kind, text)
-        steps = conclude(self.machine, item, error, has_dead_letters=self.spec.dead_letter)
-        work = self.steps(steps)
-        decided = await (work if self.reports is None else self.reports.settle(item, error, work))
-        if isinstance(decided, Bury):
-            end = "a dead letter" if self.spec.dead_letter else "dropped"
-            self.log.error("sequence %d: given up after %d attempts: %s", item.sequence, item.attempts, end)
-        self.arm()
+    # ---- the driver of the procedures --------------------------------------------------------------------------
 
-    async def _call(self, item: WorkItem) -> BaseException | None:
+    def now(self) -> float:
+        return self._loop.time()
+
+    async def run_handler(self, item: WorkItem) -> BaseException | None:
         if self.reports is None:
-            return await self._calls.call(item)
-        self.reports.started([item])
-        try:
-            return await self._calls.call(item)
-        except asyncio.CancelledError:
-            self.reports.finished(item, "given_back")
-            raise
+            error = await self._calls.call(item)
+        else:
+            self.reports.started(item)
+            error = await self._calls.call(item)
+            self.reports.ended(item, error)
+        if error is not None and not isinstance(error, Skip):
+            self._log_failure(item, error)
+        return error
 
-    async def _call_batch(self, items: list[WorkItem]) -> BaseException | None:
-        now = self._loop.time()
-        for item in items:
-            self.machine.restart_clock(item, now)
+    async def run_batch(self, items: Sequence[WorkItem]) -> BaseException | None:
         self.arm()
-        return await self._calls.call_batch(items)
+        if self.reports is not None:
+            self.reports.batch_started(items)
+        error = await self._calls.call_batch(items)
+        if self.reports is not None:
+            self.reports.batch_ended(items, error)
+        if error is not None and len(items) == 1 and not isinstance(error, Skip):
+            self._log_failure(items[0], error)
+        return error
 
-    # ---- steps -------------------------------------------------------------------------------------------------
+    def _log_failure(self, item: WorkItem, error: BaseException) -> None:
+        kind, text = type(error).__name__, error_text(error)
+        self.log.warning("event %d: attempt %d failed: %s: %s", item.sequence, item.attempts, kind, text)
 
-    async def steps(self, procedure: SettlingSteps[Any]) -> Any:
-        answer = None
-        try:
-            while True:
-                answer = await self._perform(procedure.send(answer))
-        except StopIteration as finished:
-            return finished.value
+    def acknowledge(self, item: WorkItem) -> Awaitable[None]:
+        return item.message.ack()
 
-    async def _perform(self, step: Any) -> Any:
-        """Do a step. Each may be repeated, so one that fails is tried again for as long as the worker lives.
+    def attempt_ended(self, item: WorkItem, error: BaseException | None, decided: Decided | None) -> None:
+        if self.reports is not None:
+            self.reports.concluded(item, error, decided)
+        if error is None:
+            return
+        if isinstance(decided, GiveUp):
+            end = "dead letter written" if self.spec.dead_letter else "dropped, since the handler has no dead letters"
+            self.log.error("event %d: given up after %d attempts; %s", item.sequence, item.attempts, end)
+        self.arm()
+
+    def item_left(self, item: WorkItem) -> None:
+        if self.machine.lapsed:
+            self._expect_lapsed()
+        if item.source != "stream" and item.message.is_answered:
+            self.room.drop_retry(item)
+        if self._waiting_for_room and self.machine.held * 2 <= self.spec.max_messages:
+            self._wake_room()
+
+    async def run_steps(self, steps: HandlerSteps[R]) -> R:
+        return await run_steps(StepRun(steps), self._perform)
+
+    async def _perform(self, step: HandlerStep) -> StepAnswer:
+        """Perform a step. It is repeated until it succeeds, as long as the worker lives, since each may be repeated.
 
         Raises:
-            PermissionDenied: Trying again is no use, and without the step the event has no owner: the worker ends.
+            PermissionDenied: Repeating cannot help, and without the step the event has no owner: the worker ends.
         """
-        if isinstance(step, ReadClock):
-            return self._loop.time()
-        if isinstance(step, Acknowledge):
-            return await self._acknowledge(step)
-        if isinstance(step, TellDropped):
-            return self._tell_dropped(step)
+        match step:
+            case ReadClock():
+                return self._loop.time()
+            case Acknowledge():
+                return await self._acknowledge(step)
+            case ReportDropped():
+                self._report_dropped(step)
+                return None
         failures = 0
         while True:
             try:
-                if isinstance(step, PauseHandler):
-                    return await self._pause()
-                if isinstance(step, EndTransaction):
-                    return await self._calls.end_transaction(step.item)
+                match step:
+                    case PauseHandler():
+                        await self._pause()
+                        return None
+                    case EndTransaction(item):
+                        return await self._calls.end_transaction(item)
                 answer = await self.store.perform(step)
                 if self.reports is not None and answer is True:
                     self.reports.step(step)
@@ -505,9 +475,10 @@ class HandlerWorker:
                 raise
             except JetSparkError as error:
                 failures += 1
-                self.log.warning("%s, try %d: %s: %s", type(step).__name__, failures, type(error).__name__, error)
+                name, kind = type(step).__name__, type(error).__name__
+                self.log.warning("%s: %s failed (%s: %s); retried (%d)", _object_of(step), name, kind, error, failures)
                 if isinstance(error, JetStreamUnavailable | StreamNotFound) and failures == 1:
-                    self.log.error("a stream of the application is missing: `jetspark apply` makes it again")
+                    self.log.error("a stream of the application is missing; `jetspark apply` creates it again")
                 await asyncio.sleep(STEP_PAUSE.wait_s(failures))
 
     async def _acknowledge(self, step: Acknowledge) -> bool:
@@ -517,13 +488,18 @@ class HandlerWorker:
         try:
             await step.item.message.ack_sync()
         except JetSparkError as error:
-            self.log.warning("sequence %d: its acknowledgement was not confirmed: %s", step.item.sequence, error)
+            self.log.warning("event %d: acknowledgement not confirmed (%s); continuing", step.item.sequence, error)
             return False
         return True
 
-    def _tell_dropped(self, step: TellDropped) -> None:
+    def _report_dropped(self, step: ReportDropped) -> None:
         kind, text = step.cause.error, step.cause.message
-        self.log.error("sequence %d: given up, dropped: %s: %s", step.item.sequence, kind, text)
+        self.log.error(
+            "event %d: given up (%s: %s); dropped, since the handler has no dead letters",
+            step.item.sequence,
+            kind,
+            text,
+        )
         if self.reports is not None:
             self.reports.step(step)
 
@@ -533,8 +509,8 @@ class HandlerWorker:
         until = await self.store.server_now() + datetime.timedelta(seconds=breaker.open_s)
         if self.reports is not None:
             self.reports.paused(breaker.open_s)
-        self.log.error("%d failures in a row: paused for every worker until %s", breaker.failures, until)
-        for source in self._sources:  # retries too: they need what is away as much as new events do
+        self.log.error("handler paused for every worker until %s, after %d failures in a row", until, breaker.failures)
+        for source in self._sources:  # retries too: they need the missing service as well
             await source.consumer.pause(until)
 
     # ---- time --------------------------------------------------------------------------------------------------
@@ -552,19 +528,19 @@ class HandlerWorker:
         self._timer, self._timer_at = None, float("inf")
         due = self.machine.on_time(self._loop.time())
         if self.machine.lapsed:
-            self._note_lapsed()
+            self._expect_lapsed()
         for item in due.timed_out:
             if item.runner is not None:
                 item.runner.cancel()
-        if due.progress and not self.stalls.has_stalled:  # else others get them
-            task = self._loop.create_task(self._say_in_progress(due.progress))
+        if due.progress and not self.stalls.has_stalled:  # a stalled worker leaves its events to others
+            task = self._loop.create_task(self._send_in_progress(due.progress))
             self._background.add(task)
             task.add_done_callback(self._background.discard)
         self.wake_idle(self.spec.concurrency)
         self.arm()
 
-    async def _say_in_progress(self, items: list[WorkItem]) -> None:
-        of_consumers: dict[tuple[Intake, bool], list[WorkItem]] = {}
+    async def _send_in_progress(self, items: list[WorkItem]) -> None:
+        of_consumers: dict[tuple[ItemReader | None, bool], list[WorkItem]] = {}
         for item in items:
             of_consumers.setdefault((item.intake, item.source == "stream"), []).append(item)
         await asyncio.gather(*(self._keep_items(each) for each in of_consumers.values()))
@@ -577,14 +553,14 @@ class HandlerWorker:
                 self.machine.heard(item, sent_at, now)
 
     async def keep(self, messages: Sequence[JetStreamMessage]) -> float | None:
-        """Say ``in_progress`` for messages of one consumer, and return when; None if the server does not confirm it.
+        """Send ``in_progress`` for messages of one consumer; returns the time, or None if the server does not confirm.
 
-        What was written to a socket may never arrive: a network may be cut without an error. The consumer takes
-        messages in their order, so its answer to the last one confirms all of them.
+        Data written to a socket may be lost without an error. The consumer reads messages in order, so its answer to
+        the last one confirms all of them.
         """
         sent_at = self._loop.time()
         unanswered = [message for message in messages if not message.is_answered]
-        # While disconnected they would wait in the buffer, and arrive when another worker may have these events.
+        # Without a connection they would be buffered, and arrive when another worker may have these events.
         if not unanswered or not self._connection.is_connected:
             return None
         try:
@@ -593,7 +569,7 @@ class HandlerWorker:
                     await message.in_progress()
             await self.client.request(unanswered[-1].reply, IN_PROGRESS)
         except JetSparkError as error:
-            self.log.warning("in_progress: %s", error)
+            self.log.warning("%d held events: in_progress failed (%s); sent again", len(unanswered), error)
             return None
         return sent_at
 
@@ -610,3 +586,16 @@ class HandlerWorker:
         for waiter in waiting:
             if not waiter.done():
                 waiter.set_result(None)
+
+
+def _object_of(step: HandlerStep) -> str:
+    """The event or the key of a step, for the log."""
+    match step:
+        case ReadParked(key) | WriteParked(key) | DropParked(key) | NextDeadLetter(key):
+            return f"key {key!r}"
+        case RequestRedrive(letter):
+            return f"dead letter of event {letter.sequence}"
+        case PauseHandler() | ReadClock():
+            return "handler"
+        case _:
+            return f"event {step.item.sequence}"

@@ -1,4 +1,4 @@
-"""What a worker has to know of others: events they had before it, messages nobody needs."""
+"""Unacknowledged events of earlier workers, which hold back their keys, and removal of messages that are done."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 
     ReadKey: TypeAlias = Callable[[StoredMessage], Awaitable[tuple[int, str] | None]]
 
-__all__ = ["expect_inherited", "filters_of", "settle_inherited", "tidy_copies", "tidy_retries", "watch_filters"]
+__all__ = ["await_inherited", "expect_inherited", "filters_of", "tidy_copies", "tidy_retries", "watch_filters"]
 
 _logger = logging.getLogger("jetspark.app")
 
-# How often a worker looks whether events somebody had before it are settled.
+# Polling interval for the acknowledgements of events that were delivered to earlier workers.
 INHERITED_POLL_S = 0.5
-# A settled message of the retry stream is kept for a while: a redelivery of its event finds it, and is not run again.
+# An acknowledged message of the retry stream is kept for a while: a redelivery of its event finds it and is not run.
 TIDY_EVERY_S = 60.0
-# How often it is looked whether a consumer still takes what it did; a worker asks as often with many partitions.
+# Interval of checks that a consumer's filter was not narrowed. With n partitions each consumer is checked n times less.
 FILTERS_EVERY_S = 5.0
-KEEP_SETTLED_S = 3600.0
+KEEP_DONE_S = 3600.0
 
 
 async def expect_inherited(
@@ -41,14 +41,16 @@ async def expect_inherited(
     stream: Stream,
     reading: Callable[[ConsumerInfo], AbstractAsyncContextManager[ReadKey]],
 ) -> dict[int, int]:
-    """Have later events of a key wait for those that were delivered to somebody before, and may come again.
+    """Hold back keys until their unacknowledged events of earlier deliveries arrive or are acknowledged.
 
-    Those are all that are not acknowledged: another worker has them, or had them when it died, or they were on their
-    way to this one when its connection was lost. The server delivers them again after their ``ack_wait``, and meanwhile
-    what comes behind them.
+    Such an event is with another worker, or was with one that died, or was on its way to this worker when the
+    connection was lost. The server redelivers it after its ``ack_wait``, and delivers later events before that.
 
-    Returns their sequences: where they were published, and in the stream of the consumer. What ``reading`` gives finds
-    the former, and the key; None for what the handler does not take, and for what this worker has.
+    ``reading`` yields a function that returns the sequence and the key of a message's event, both as it was published;
+    None if the handler does not take it, or this worker has it.
+
+    Returns:
+        The sequences of the events: as published, and in the stream of the consumer.
     """
     info = await consumer.info()
     if not info.ack_pending:
@@ -66,15 +68,15 @@ async def expect_inherited(
             if event is not None:
                 sequence, keys[sequence] = event
                 found[sequence] = message.sequence
-    # Together, once all of them are read: an expectation of a look-up that failed or was cancelled half-way would be
-    # in no list of those that are settled, and hold back its key for as long as this process lives.
+    # All at once, after the last one is read. If the look-up failed or was cancelled half-way, no list would contain
+    # the events that were expected until then, and their keys would be held back until this process ends.
     now = asyncio.get_running_loop().time()
     for sequence, key in keys.items():
         machine.expect(key, sequence, now)
     return found
 
 
-async def settle_inherited(
+async def await_inherited(
     machine: HandlerMachine,
     consumer: Consumer,
     expected: dict[int, int],
@@ -85,19 +87,18 @@ async def settle_inherited(
     *,
     gives_up: bool,
 ) -> None:
-    """Forget what somebody else has settled, until nothing is ``expected`` any more.
+    """Release keys whose ``expected`` events other workers have acknowledged; returns when no event is expected.
 
-    ``held`` are the messages of the consumer that this worker has and has not answered: their sequences, and whether
-    they were delivered for the first time. :func:`_settled_floor` says what the server's answer means.
-
-    With ``gives_up`` what another worker keeps for long is not waited for: without partitions order is not promised
-    between processes.
+    ``held`` are unanswered messages of the consumer in this worker: the sequence, and True for a first delivery.
+    ``lapsed`` are expected events that this worker had and let go of. With ``gives_up`` an event that another worker
+    keeps for longer than two ``ack_wait`` is not waited for: without partitions, order is not promised between
+    processes.
     """
     loop, lanes = asyncio.get_running_loop(), machine.lanes
     all_held_since = math.inf
-    """Since when everything that is pending is held, with what was delivered again."""
+    """Since when this worker has held everything that is pending, redeliveries included."""
     since: dict[int, float] = {}
-    """Each is waited for by itself: with a bad network there is always one that is expected, and another one later."""
+    """Since when each event is expected. On a bad network some event always is, so one common time would not do."""
     while expected and not machine.is_stopping:
         since = {each: since.get(each, loop.time()) for each in expected}
         await asyncio.sleep(INHERITED_POLL_S)
@@ -105,15 +106,15 @@ async def settle_inherited(
         try:
             info = await consumer.info()
             last = info.delivered.stream_sequence
-            # Had before the question and after it: none of these was settled when the server answered.
+            # Held before the request and after it: none of these was acknowledged when the server answered.
             pending = [is_first for own, is_first in before & held() if own <= last]
             coming = sum(1 for each, own in expected.items() if each in lapsed and own <= last)
-            floor, is_all_here = _settled_floor(info, pending, coming)
+            floor, is_all_here = _acknowledged_floor(info, pending, coming)
             all_held_since = min(all_held_since, loop.time()) if is_all_here else math.inf
             is_over = loop.time() - all_held_since > machine.limits.ack_wait_s
             arrived = expected.keys() - set(lanes.expected)
             given_up_before = loop.time() - 2 * machine.limits.ack_wait_s if gives_up else -math.inf
-            settled = [
+            gone = [
                 each
                 for each, own in expected.items()
                 if each not in arrived
@@ -123,38 +124,39 @@ async def settle_inherited(
                     or since.get(each, math.inf) < given_up_before
                 )
             ]
-            if settled:
+            if gone:
                 await before_gone()
         except JetSparkError as error:
-            _logger.warning("looking whether events of other workers are settled: %s", error)
+            _logger.warning("%s: cannot check events of other workers (%s); checked again", consumer, error)
             all_held_since = math.inf
             continue
         for sequence in arrived:
             expected.pop(sequence, None)
-        for sequence in settled:
+        for sequence in gone:
             lanes.gone(sequence)
             expected.pop(sequence, None)
         wake()
 
 
-def _settled_floor(info: ConsumerInfo, pending: Sequence[bool], coming: int) -> tuple[int, bool]:
-    """Up to which sequence everything is settled, and whether all that is pending is here or was here.
+def _acknowledged_floor(info: ConsumerInfo, pending: Sequence[bool], coming: int) -> tuple[int, bool]:
+    """The sequence up to which everything is acknowledged; and True if every pending message is or was here.
 
-    Settled is what lies at or below the consumer's ack floor; and everything delivered, if all that is pending is held
-    here. The server only counts what is pending, so each one that is counted here has to be pending there, too:
+    Messages up to the consumer's ack floor are acknowledged. If all pending messages are held here, all other delivered
+    ones are. The server reports only the number of pending messages, so a message is counted here only if it is
+    certainly pending on the server:
 
-    * a server that was restarted may have forgotten its last deliveries: then ``delivered`` is below them;
-    * an event without a confirmed ``in_progress`` for an ``ack_wait`` does not count: another worker may have
+    * a restarted server may have forgotten its last deliveries: ``delivered`` is then below them;
+    * an event without a confirmed ``in_progress`` for one ``ack_wait`` is not counted: another worker may have
       acknowledged it;
-    * another worker, which was taken for dead, may have acknowledged what is delivered again here. So these count only
-      when that is all there is for a whole ``ack_wait``, in which an expected event would have come again. With them
-      count those of the expected events that this worker had, and let go of.
+    * a redelivered event may have been acknowledged by the worker that had it before. Redelivered events count only if
+      they and first deliveries are all that is pending for a whole ``ack_wait``, within which an expected event would
+      have been redelivered. The same holds for expected events that this worker had and let go of.
 
-    The floor alone would not do: one that a server read from its disk may stay behind until nothing is pending.
+    The floor alone is not enough: a floor that a server has read from disk may lag until no message is pending.
 
     Args:
-        pending: Of the delivered messages held here, whether they were delivered for the first time.
-        coming: How many of the expected events this worker had, and let go of.
+        pending: For each delivered message held here, True if it is a first delivery.
+        coming: The number of expected events that this worker had and let go of.
     """
     is_all_here = info.ack_pending <= len(pending) + coming
     if info.ack_pending <= sum(pending):
@@ -163,12 +165,12 @@ def _settled_floor(info: ConsumerInfo, pending: Sequence[bool], coming: int) -> 
 
 
 async def watch_filters(app: str, consumers: Mapping[Consumer, Sequence[str]], *, every_s: float) -> None:
-    """End a worker one of whose ``consumers`` takes less than these subjects: it would miss events without a word.
+    """Raise if the filter of a consumer no longer covers these subjects: the worker would silently miss events.
 
     Raises:
         TopologyDrift: The filter of a consumer was narrowed.
     """
-    # By the server's clock, as the times of the events are.
+    # By the server's clock, like the times of the events.
     since = {consumer.name: consumer.cached_info.timestamp or utc_now() for consumer in consumers}
     while True:
         await asyncio.sleep(idle_s(every_s))
@@ -176,7 +178,7 @@ async def watch_filters(app: str, consumers: Mapping[Consumer, Sequence[str]], *
             try:
                 info = await consumer.info()
             except JetSparkError:
-                continue  # who pulls from it is told
+                continue  # the task that pulls from it raises
             now = filters_of(info.config)
             left_out = [each for each in wanted if not any(is_subset(each, other) for other in now)]
             if left_out:
@@ -194,7 +196,7 @@ async def watch_filters(app: str, consumers: Mapping[Consumer, Sequence[str]], *
 
 
 def filters_of(config: ConsumerConfig) -> tuple[str, ...]:
-    """The subjects that a consumer takes."""
+    """The subjects that a consumer delivers."""
     one = (config.filter_subject,) if config.filter_subject else ()
     return tuple(config.filter_subjects or one or (">",))
 
@@ -206,15 +208,15 @@ async def tidy_retries(
     *,
     partition: int | None = None,
     every_s: float = TIDY_EVERY_S,
-    keep_s: float = KEEP_SETTLED_S,
+    keep_s: float = KEEP_DONE_S,
 ) -> None:
-    """Remove messages of a handler's retry subjects that were settled a while ago, for ever.
+    """Remove messages of a handler's retry subjects ``keep_s`` after they were acknowledged; runs until cancelled.
 
     ``prefix`` is ``retry.<app>.<handler>``. Its schedules are not touched: they remove themselves.
     """
     loop = asyncio.get_running_loop()
     floors: list[tuple[float, int]] = []
-    """When everything up to a sequence was found to be settled."""
+    """Times at which everything up to a sequence was acknowledged."""
     while True:
         await asyncio.sleep(idle_s(every_s))
         try:
@@ -222,20 +224,20 @@ async def tidy_retries(
             if not floors or floors[-1][1] < floor:
                 floors.append((loop.time(), floor))
             while floors and floors[0][0] + keep_s <= loop.time():
-                _, settled = floors.pop(0)
+                _, done = floors.pop(0)
                 for what in ("due", "redrive"):
                     subject = f"{prefix}.{what}.>" if partition is None else f"{prefix}.{what}-{partition}.>"
-                    await retries.purge(subject=subject, up_to_sequence=settled)
+                    await retries.purge(subject=subject, up_to_sequence=done)
         except JetSparkError as error:
-            _logger.warning("tidying %s: %s", prefix, error)
+            _logger.warning("messages on %s: cannot remove those that are done (%s); retried", prefix, error)
 
 
 async def tidy_copies(
-    copies: Stream, consumers: Sequence[Consumer], *, every_s: float = TIDY_EVERY_S, keep_s: float = KEEP_SETTLED_S
+    copies: Stream, consumers: Sequence[Consumer], *, every_s: float = TIDY_EVERY_S, keep_s: float = KEEP_DONE_S
 ) -> None:
-    """Remove copies that every partition settled a while ago, for ever; the last one stays.
+    """Remove copies ``keep_s`` after every partition acknowledged them, except the last one; runs until cancelled.
 
-    A restarted server goes on copying after the last copy it finds, and from the beginning if it finds none.
+    A restarted server continues copying after the last copy it finds, and from the beginning if it finds none.
     """
     loop = asyncio.get_running_loop()
     floors: list[tuple[float, int]] = []
@@ -243,14 +245,14 @@ async def tidy_copies(
         await asyncio.sleep(every_s)
         try:
             last = (await copies.info()).state.last_sequence
-            settled = last - 1
+            done = last - 1
             for consumer in consumers:
                 info = await consumer.info()
                 if info.ack_pending or info.pending:
-                    settled = min(settled, info.ack_floor.stream_sequence)
-            if settled > (floors[-1][1] if floors else 0):
-                floors.append((loop.time(), settled))
+                    done = min(done, info.ack_floor.stream_sequence)
+            if done > (floors[-1][1] if floors else 0):
+                floors.append((loop.time(), done))
             while floors and floors[0][0] + keep_s <= loop.time():
                 await copies.purge(up_to_sequence=floors.pop(0)[1])
         except JetSparkError as error:
-            _logger.warning("tidying %s: %s", copies.name, error)
+            _logger.warning("copies in %s: cannot remove those that are done (%s); retried", copies.name, error)

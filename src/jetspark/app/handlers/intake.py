@@ -1,16 +1,16 @@
-"""Where a worker's events come from: a consumer of the stream or of one partition, and the one of its retries.
+"""The source of a worker's events: a consumer of the stream or of one partition, and the consumer of its retries.
 
-An intake pulls what there is room for, and hands it to the worker's machine. It keeps the order of keys when the reader
-changes: what somebody else was given and has not settled is *expected*, and holds back later events of its key. That
-is looked up whenever this reader may have missed something: when it begins, after its connection was lost, and, of a
-partition, whenever the server has pinned it anew. From the pin on the server delivers to nobody else, so nothing can be
-delivered behind its back.
+An intake pulls as many messages as there is room for, and passes them to the worker's machine. It keeps the order of
+keys when the reader changes: an event that was delivered to another reader and is not acknowledged is *expected*, and
+holds back later events of its key. The expected events are looked up whenever this reader may have missed a delivery:
+when it starts, after its connection was lost, and, for a partition, whenever the server has pinned this reader again.
+From the pin on the server delivers to this reader only.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Hashable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Hashable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -27,19 +27,19 @@ from jetspark.app.handlers.crash_records import LEASE_S, CrashRecords, spans_of
 from jetspark.app.handlers.given_up import source_of
 from jetspark.app.handlers.inheritance import (
     FILTERS_EVERY_S,
+    await_inherited,
     expect_inherited,
     filters_of,
-    settle_inherited,
     tidy_retries,
     watch_filters,
 )
-from jetspark.app.handlers.lanes import WorkItem
+from jetspark.app.handlers.lanes import Tries, WorkItem
 from jetspark.app.handlers.machine import PROGRESS_PART
 from jetspark.app.handlers.partitions import PIN_GROUP, copied_from
 from jetspark.app.handlers.reading import HandlerReading
 from jetspark.app.handlers.retry import Reject
 from jetspark.app.patience import FOR_EVER_S, patiently
-from jetspark.app.stored_events import DeadEvent
+from jetspark.app.stored_events import StoredEvent
 from jetspark.core.backoff import Backoff
 from jetspark.core.headers import last_value, readable
 from jetspark.errors import (
@@ -59,8 +59,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Intake"]
 
-# An idle pull waits this long at the server before it is renewed, and at most a third of ``ack_wait_s``: an event is
-# taken to be delivered when its pull began.
+# An idle pull waits this long at the server before it is renewed, and at most a third of ``ack_wait_s``, because its
+# messages count as delivered when it began.
 IDLE_PULL_S = 30.0
 # A pull that does not wait is answered within this time, or counts as not answered.
 QUICK_PULL_S = 1.0
@@ -70,11 +70,11 @@ PULLS_IN_TAKEOVER = 3
 PULL_PAUSE = Backoff(first_s=0.1, max_s=5.0)
 
 
-_Readings: TypeAlias = dict[int, tuple[Any, str | None] | None]
-"""What messages are that were read before they are received, by their sequences: events and their keys."""
+_Readings: TypeAlias = dict[int, tuple[Decoded | Exception, str | None] | None]
+"""Events and keys of messages that were decoded before they are received, by sequence."""
 
 
-_Receive: TypeAlias = Callable[[JetStreamMessage, float, _Readings], Any]
+_Receive: TypeAlias = Callable[[JetStreamMessage, float, _Readings], Awaitable[None] | None]
 
 
 @dataclass(slots=True)
@@ -83,9 +83,9 @@ class _Pulled:
 
     messages: list[JetStreamMessage]
     heard_at: float
-    """The server does not deliver them again before ``ack_wait_s`` after this: it cannot have sent them earlier, or has
-    confirmed since that they are in progress."""
-    told_at: float
+    """The server redelivers them no earlier than ``ack_wait_s`` after this time: it cannot have sent them earlier, or
+    has confirmed since then that they are in progress."""
+    in_progress_at: float
     """When ``in_progress`` was last sent."""
     came_at: float
 
@@ -107,22 +107,23 @@ class Intake:
         if partition is not None:
             self._idle_s["stream"] = min(longest_s, worker.spec.takeover_s / PULLS_IN_TAKEOVER)
         self._pulled: dict[Side, _Pulled] = {}
-        """What is looked up, or read, before it is received."""
+        """Messages that were pulled and not received yet, while look-ups for them run."""
         self._unanswered: dict[Side, float] = {}
-        """When a pull began that was not answered in time: the next one returns its messages."""
+        """The start of the first of the pulls that were not answered in time: the next pull returns their messages."""
         self._tenure: tuple[int, str] | None = None
-        """Session and pin for which it is known what has not arrived."""
+        """Session and pin for which the expected events were looked up."""
         self.expected: dict[int, int] = {}
-        """What was delivered to others and is not settled: where it was published -> in the consumer's stream."""
+        """Unacknowledged events that were delivered to other readers: sequence as published -> sequence in the stream
+        of the consumer."""
         self._lapsed: set[int] = set()
-        """Those of them that this reader had, and let go of."""
-        self._settling: asyncio.Task[None] | None = None
+        """Expected events that this reader had, and let go of."""
+        self._following: asyncio.Task[None] | None = None
         self._has_ended = False
         self._pullers: list[asyncio.Task[None]] = []
         self._others: list[asyncio.Task[None]] = []
         self._tasks: asyncio.TaskGroup | None = None
         self._turn = asyncio.Lock()
-        """Held while the intake is renewed or ends, because the partition's next reader uses the same consumers."""
+        """Held while the intake restarts or ends, because the partition's next reader uses the same consumers."""
         self._loop = asyncio.get_running_loop()
         self._log = worker.log
         self._reading = HandlerReading(worker.spec, worker.catalogue, keyed=worker.spec.in_order)
@@ -131,7 +132,7 @@ class Intake:
     # ---- life --------------------------------------------------------------------------------------------------
 
     async def start(self, tasks: asyncio.TaskGroup) -> None:
-        """Pull from now on; tasks that fail end the group."""
+        """Start pulling. A task that fails ends the group."""
         self._tasks, self._has_ended = tasks, False
         if self.partition is None:
             await self._expect(())
@@ -153,28 +154,27 @@ class Intake:
         ]
 
     async def stop_pulling(self) -> None:
-        """Ask for nothing more. What was asked for and came is given back by :meth:`give_back`."""
+        """Stop pulling. Messages that arrived are returned by :meth:`give_back`."""
         for task in self._pullers:
             task.cancel()
         if self._pullers:
-            await asyncio.wait(self._pullers)  # what one has failed with is told by the group of tasks it is part of
+            await asyncio.wait(self._pullers)  # a failure is raised by the group of tasks that it is part of
         self._pullers = []
 
     async def end(self) -> None:
-        """Stop what runs beside the pulling."""
+        """Stop the tasks other than the pulls."""
         self._has_ended = True
-        running = [*self._others, *([self._settling] if self._settling is not None else [])]
+        running = [*self._others, *([self._following] if self._following is not None else [])]
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
-        self._others, self._settling = [], None
+        self._others, self._following = [], None
 
     async def renew(self, stalled: Sequence[WorkItem]) -> None:
-        """Begin again, for keys that make no progress: give back what has not begun, forget what it waits for, and
-        look up what is still pending."""
+        """Restart for keys without progress: return events that have not begun, and look up expected ones again."""
         async with self._turn:
             if self not in self._worker.intakes:
-                return  # the partition was handed on: its consumers are another reader's
+                return  # the partition was handed on: another reader uses its consumers
             await self._let_all_go()
             for item in stalled:
                 for sequence in sorted((item.lane.expected if item.lane is not None else None) or ()):
@@ -185,64 +185,64 @@ class Intake:
                 await patiently(partial(self.start, self._tasks), patience_s=FOR_EVER_S)
 
     async def hand_on(self) -> None:
-        """Let another reader have the partition; when this returns, this intake uses its consumers no more."""
+        """Release the partition; when this returns, this intake no longer uses its consumers."""
         async with self._turn:
             await self._let_all_go()
 
     async def _let_all_go(self) -> None:
-        await self.stop_pulling()  # from here on nothing of these keys arrives that could pass what is given back
+        await self.stop_pulling()  # from here on no event arrives that could pass a returned one of its key
         await self.end()
         await self.give_back(running=False)
 
     async def give_back(self, *, running: bool) -> None:
-        """Give back what is held, in the order of the stream, so that it comes again in that order; and the pin.
+        """Return the held events, in the order of the stream so that they are redelivered in that order; and the pin.
 
-        What runs is given back only if ``running``: else it goes on, and is settled here.
+        Events that run are returned only if ``running``; otherwise they are finished here.
         """
         items = [item for item in self._machine.items if item.intake is self and (running or not item.is_taken)]
         if not running:
-            # Before the server is asked for anything, which may fail: what this worker does not let go of it keeps in
-            # progress, and what it expects no longer arrives here. And all at once: while one is given back, a runner
-            # could take the next.
+            # Before any request to the server, which may fail: the worker would keep the events in progress that it
+            # has not let go of, and expected events no longer arrive here. And all at once: while one is returned, a
+            # runner could take the next.
             for item in items:
                 self._let_go(item)
         for sequence in self.expected:
             self._machine.lanes.gone(sequence)
         self.expected.clear()
         try:
-            # A request that is still open at the server takes what is given back, or (2.15.1) moves the first of it
-            # behind the others. Being asked, the server forgets the requests of those who have left.
+            # A pull that is still open at the server would receive the returned events, or (2.15.1) move the first of
+            # them behind the others. An info request makes the server drop pulls of clients that have left.
             for consumer in (self.consumer, self.retry_consumer):
                 await consumer.close()
                 await consumer.info()
             left = [item for item in items if not item.message.is_answered]
-            await self._worker.store.note_not_begun(left)
+            await self._worker.store.record_not_begun(left)
             for item in left:
                 await item.message.nak()
             if self.partition is not None and self._tenure is not None:
                 self._tenure = None
                 await self.consumer.unpin(PIN_GROUP)
             await self._worker.client.flush()
-        except JetSparkError as error:  # disconnected: they come after their ack_wait
-            self._log.warning("giving back: %s", error)
+        except JetSparkError as error:
+            self._log.warning(
+                "events of %s: cannot be returned (%s); redelivered after their ack_wait", self.consumer, error
+            )
 
     def _let_go(self, item: WorkItem) -> None:
         if item.source != "stream":
-            self._worker.room.count_retry(item, -1)
+            self._worker.room.drop_retry(item)
         self._machine.release(item)
 
     def pulled(self, now: float) -> tuple[int, float]:
-        """How many messages were pulled and are not received yet, and for how long the first of them has waited."""
+        """Number of messages that were pulled and not received yet, and the longest time that one has waited."""
         waiting = [each for each in self._pulled.values() if each.messages]
         return sum(len(each.messages) for each in waiting), max((now - each.came_at for each in waiting), default=0.0)
 
     # ---- pulling -----------------------------------------------------------------------------------------------
 
-    async def _pull(
-        self, consumer: Consumer, side: Side, receive: Callable[[JetStreamMessage, float, _Readings], Any]
-    ) -> None:
+    async def _pull(self, consumer: Consumer, side: Side, receive: _Receive) -> None:
         worker, failures = self._worker, 0
-        # Not patiently: how much to ask for is decided anew, and a worker that stops asks no more.
+        # Not patiently(): each pull computes its room again, and a stopping worker pulls no more.
         while not worker.is_stopping:
             credit = worker.room.free(side, worker.shares)
             if credit.messages <= 0 or credit.bytes <= 0:
@@ -254,10 +254,10 @@ class Intake:
                     found = pulled.messages
                     if side == "stream" and (found or self.partition is None):
                         await self._check_tenure(pulled)
-                    is_suspected = any(_place(message)[0] > 1 for message in found)
+                    is_suspected = any(_delivery(message)[0] > 1 for message in found)
                     read = await self._read_suspected(consumer, side, pulled) if is_suspected else {}
                     for message in found:
-                        # What may be with another worker by now, the machine lets go of before it begins.
+                        # The machine lets go of events that another worker may have by now, before they begin.
                         outcome = receive(message, pulled.heard_at, read)
                         if outcome is not None:
                             await outcome
@@ -266,7 +266,7 @@ class Intake:
                 if not error.may_pass:
                     raise
                 failures += 1
-                self._log.warning("pulling from %s: %s", consumer, error)
+                self._log.warning("%s: pull failed (%s); retried", consumer, error)
                 await asyncio.sleep(PULL_PAUSE.wait_s(failures))
                 continue
             finally:
@@ -292,46 +292,47 @@ class Intake:
             return await self._ask(consumer, side, 1, wait_s)
 
     async def _ask(self, consumer: Consumer, side: Side, count: int, timeout_s: float, **options: Any) -> _Pulled:
-        """Fetch. A process may be stopped during a fetch, so its messages count as delivered when it began."""
+        """Fetch messages. They count as delivered when the fetch began, since the process may be stopped during it."""
         began = self._loop.time()
         asked_at = self._unanswered.pop(side, began)
         group = self._group if side == "stream" else None
         found = await consumer.fetch(count, timeout=timeout_s, group=group, **options)
         now = self._loop.time()
         if len(found) < count and now - began >= timeout_s:
-            self._unanswered[side] = began
+            self._unanswered[side] = asked_at  # the network may have been silent for several pulls
         heard_at = min(asked_at + self._stretch_s, now)
         return _Pulled(found, heard_at, heard_at, now)
 
     async def _keep(self, pulled: _Pulled) -> None:
-        """Say from time to time that the messages are in progress."""
+        """Send ``in_progress`` for the messages if it is due."""
         ack_wait_s = self._spec.ack_wait_s
-        if self._loop.time() - pulled.told_at > ack_wait_s / PROGRESS_PART:
-            pulled.told_at = self._loop.time()
+        if self._loop.time() - pulled.in_progress_at > ack_wait_s / PROGRESS_PART:
+            pulled.in_progress_at = self._loop.time()
             sent_at = await self._worker.keep(pulled.messages)
             if sent_at is not None and self._loop.time() - pulled.heard_at < ack_wait_s:
                 pulled.heard_at = sent_at
 
     async def _return(self, found: Sequence[JetStreamMessage], side: Side = "stream") -> None:
-        """Give back what came, and was not received."""
+        """Return messages that arrived and were not received."""
         self._tenure = None
         with suppress(JetSparkError):
             if self._worker.is_connected:
-                await self._worker.store.note_not_begun([self._unread(message, side) for message in found])
+                await self._worker.store.record_not_begun([self._unread(message, side) for message in found])
             for message in found:
                 await message.nak()
 
     def _unread(self, message: JetStreamMessage, side: Side) -> WorkItem:
-        """What has to be known of a message to count its attempts."""
-        original = None if side == "stream" else DeadEvent.of(readable(message.raw_headers), message.data)
+        """The item of a message, with the facts that its attempts are counted by."""
+        original = None if side == "stream" else StoredEvent.of(readable(message.raw_headers), message.data)
         attempts = 0 if original is None else original.attempts
         delivered = message.metadata.delivered
-        item = WorkItem(None, 0, message, delivered=delivered, attempts=attempts, partition=self.partition)
+        item = WorkItem(None, 0, message, delivered=delivered, tries=Tries(attempts=attempts))
+        item.partition = self.partition
         item.original = original
         return item
 
     async def _check_tenure(self, pulled: _Pulled) -> None:
-        """Look up what others have if this reader may have missed something, before anything of ``pulled`` is run."""
+        """Look up the expected events if this reader may have missed a delivery, before an event of ``pulled`` runs."""
         found = pulled.messages
         pin = "" if self.partition is None else last_value(found[-1].raw_headers, "Nats-Pin-Id") or ""
         if self._tenure == (self._worker.sessions, pin):
@@ -339,7 +340,7 @@ class Intake:
         failures = 0
         try:
             async with self._in_progress(pulled):
-                while not self._worker.is_stopping:  # not patiently: a worker that stops asks no more
+                while not self._worker.is_stopping:  # not patiently(): a stopping worker asks no more
                     session = self._worker.sessions
                     try:
                         await self._expect(found)
@@ -347,7 +348,7 @@ class Intake:
                         if not error.may_pass:
                             raise
                         failures += 1
-                        self._log.warning("looking for events that were on their way: %s", error)
+                        self._log.warning("%s: cannot look up redelivered events (%s); retried", self.consumer, error)
                         await asyncio.sleep(PULL_PAUSE.wait_s(failures))
                         continue
                     self._tenure = (session, pin)
@@ -356,39 +357,37 @@ class Intake:
             await self._return(found)
             raise
 
-    # ---- what others have --------------------------------------------------------------------------------------
+    # ---- events of other readers -------------------------------------------------------------------------------
 
     async def _expect(self, found: Sequence[JetStreamMessage]) -> None:
-        """Have events wait for what was on its way to another reader, or to this one in an earlier session."""
+        """Hold back keys with events that were delivered to another reader, or to this one in an earlier session."""
         if not self._spec.in_order:
             self._tenure = (self._worker.sessions, "")
             return
         session = self._worker.sessions
         here: set[Hashable] = {item.sequence for item in self._machine.items if item.source == "stream"}
         here |= {self._origin_of(message) for message in found}
-        # A server that was restarted may say that everything after an old floor may be unsettled.
-        here |= self._machine.settled_before
+        # A restarted server may report everything after an old ack floor as pending.
+        here |= self._machine.acknowledged_before
         reading = partial(self._reading_inherited, here)
         expected = await expect_inherited(self._machine, self.consumer, self.stream, reading)
         self.expected |= expected
         self._lapsed.clear()  # another reader may have got them since
         if self.partition is not None:
-            # Keys that others parked before they settled what is not expected must be known to be parked.
-            self._worker.store.forget_letters()
+            # Before other readers acknowledged the events that are not expected, they may have parked their keys.
+            self._worker.store.forget_dead_letters()
             await self._worker.records.catch_up()
         else:
             self._tenure = (session, "")
-        self.settle_expected()
+        self._follow_expected()
 
-    def note_lapsed(self, item: WorkItem) -> None:
-        """The item may be with another reader: wait for what becomes of it."""
+    def expect_lapsed(self, item: WorkItem) -> None:
         if item.source == "stream":
             self.expect_again(item)
         else:
-            self._worker.room.count_retry(item, -1)
+            self._worker.room.drop_retry(item)
 
     def expect_again(self, item: WorkItem) -> None:
-        """The item is not held any more, and its key waits for it, unless another reader looks after the key."""
         if self._has_ended:
             # The partition may have come back to this worker since.
             reader = next((each for each in self._worker.intakes if each.partition == self.partition), self)
@@ -400,12 +399,12 @@ class Intake:
             self.expected[item.sequence] = item.message.metadata.stream_sequence
             self._lapsed.intersection_update(self.expected)
             self._lapsed.add(item.sequence)
-            self.settle_expected()
+            self._follow_expected()
 
-    def settle_expected(self) -> None:
-        if self.expected and (self._settling is None or self._settling.done()):
-            self._settling = self._loop.create_task(
-                settle_inherited(
+    def _follow_expected(self) -> None:
+        if self.expected and (self._following is None or self._following.done()):
+            self._following = self._loop.create_task(
+                await_inherited(
                     self._machine,
                     self.consumer,
                     self.expected,
@@ -437,7 +436,7 @@ class Intake:
 
     @asynccontextmanager
     async def _reading_inherited(self, here: Collection[Hashable], info: ConsumerInfo) -> AsyncIterator[ReadKey]:
-        """Yield a function that finds where an event was published, and its key, if the handler takes it."""
+        """Yield a function that returns an event's sequence as published and its key, if the handler takes it."""
         suspected = [(info.ack_floor.stream_sequence + 1, info.delivered.stream_sequence)]
 
         async def sequence_and_key(message: StoredMessage) -> tuple[int, str] | None:
@@ -446,7 +445,7 @@ class Intake:
                 _, sequence, subject = copied_from(message.headers, subject)
             if sequence in here or not self._worker.is_wanted(subject):
                 return None
-            event, key = await self._read_noted(crashes, message.sequence, subject, message.data, message.headers)
+            event, key = await self._read_announced(crashes, message.sequence, subject, message.data, message.headers)
             if key is None or (isinstance(event, Decoded) and event.contract.kind not in self._worker.kinds):
                 return None
             return sequence, key
@@ -457,23 +456,23 @@ class Intake:
     # ---- messages that may end the process ---------------------------------------------------------------------
 
     async def _read_suspected(self, consumer: Consumer, side: Side, pulled: _Pulled) -> _Readings:
-        """Read those messages that were delivered before, and may have ended the process that read them then.
+        """Read the messages that were delivered before: one of them may have ended the process that read it.
 
-        All of them are read before any is received: one that takes longer must not be overtaken by later ones. When the
-        worker stops, ``pulled`` is given back, and emptied.
+        All are read before any is received, so that later messages do not overtake one that takes longer. When the
+        worker stops, ``pulled`` is returned to the server and emptied.
         """
         found = pulled.messages
-        suspected = [message for message in found if _place(message)[0] > 1]
+        suspected = [message for message in found if _delivery(message)[0] > 1]
         read: _Readings = {}
         failures = 0
         try:
             async with self._in_progress(pulled):
                 while not self._worker.is_stopping:
                     try:
-                        suspects = spans_of(_place(each)[1] for each in suspected)
+                        suspects = spans_of(_delivery(each)[1] for each in suspected)
                         async with self._crashes(side, suspects, await consumer.info()) as crashes:
                             for message in suspected:
-                                sequence = _place(message)[1]
+                                sequence = _delivery(message)[1]
                                 if sequence not in read:
                                     read[sequence] = await self._read_one(crashes, side, sequence, message)
                         return read
@@ -481,7 +480,7 @@ class Intake:
                         if not error.may_pass:
                             raise
                         failures += 1
-                        self._log.warning("reading events that were delivered before: %s", error)
+                        self._log.warning("%s: cannot check redelivered events (%s); retried", consumer, error)
                         await asyncio.sleep(PULL_PAUSE.wait_s(failures))
         except asyncio.CancelledError:
             await self._return(found, side)
@@ -492,27 +491,27 @@ class Intake:
 
     async def _read_one(
         self, crashes: CrashRecords, side: Side, sequence: int, message: JetStreamMessage
-    ) -> tuple[Any, str | None] | None:
+    ) -> tuple[Decoded | Exception, str | None] | None:
         if side == "retries":
             original = await self._original(message)
             if original is None or original.is_body_omitted:
-                return None  # none of the application's code runs
-            return await self._read_noted(crashes, sequence, original.subject, original.data, original.headers)
+                return None  # no code of the application runs
+            return await self._read_announced(crashes, sequence, original.subject, original.data, original.headers)
         subject, headers = message.subject, message.raw_headers
         if self.partition is not None:
             subject = copied_from(headers, subject).subject
         if not self._worker.is_wanted(subject):
             return None
-        return await self._read_noted(crashes, sequence, subject, message.data, headers)
+        return await self._read_announced(crashes, sequence, subject, message.data, headers)
 
-    async def _read_noted(
+    async def _read_announced(
         self, crashes: CrashRecords, sequence: int, subject: str, data: bytes, headers: RawHeaders
-    ) -> tuple[Any, str | None]:
-        """Read a suspected message, after it was noted; ``sequence`` is that of its consumer's stream."""
+    ) -> tuple[Decoded | Exception, str | None]:
+        """Read a suspected message, after a record of it was written; ``sequence`` is that in its consumer's stream."""
         died = crashes.died(sequence)
         if died is not None:
             return self._reading.unread(died, subject, data, headers)
-        await crashes.note(sequence)
+        await crashes.announce(sequence)
         return self._read(subject, data, headers)
 
     @asynccontextmanager
@@ -532,7 +531,7 @@ class Intake:
 
     @asynccontextmanager
     async def _in_progress(self, pulled: _Pulled) -> AsyncIterator[None]:
-        """Keep messages that are not received yet from being delivered again."""
+        """Keep messages that are not received yet in progress."""
 
         async def keep() -> None:
             while True:
@@ -547,33 +546,27 @@ class Intake:
 
     # ---- receiving ---------------------------------------------------------------------------------------------
 
-    def _receive(self, message: JetStreamMessage, now: float, read: _Readings) -> Any:
-        delivered, sequence = _place(message)
+    def _receive(self, message: JetStreamMessage, now: float, read: _Readings) -> Awaitable[None] | None:
+        delivered, sequence = _delivery(message)
         known = read.get(sequence)
         subject = message.subject
         if self.partition is not None:
             _, sequence, subject = copied_from(message.raw_headers, subject)
         if not self._worker.is_wanted(subject):
-            return message.ack()  # of others: the consumer has no filter
+            return message.ack()  # an event of other handlers: the consumer has no filter
         event, key = known or self._read(subject, message.data, message.raw_headers)
-        item = WorkItem(
-            key,
-            sequence,
-            message,
-            event,
-            size_bytes=message.size_bytes,
-            delivered=delivered,
-            partition=self.partition,
-        )
-        item.intake = self
+        item = WorkItem(key, sequence, message, event, size_bytes=message.size_bytes, delivered=delivered)
+        item.intake, item.partition = self, self.partition
         return message.ack() if self._machine.receive(item, now) == "done" else None
 
-    async def _original(self, message: JetStreamMessage) -> DeadEvent | None:
-        """The event that a message of the retry stream is about; None if it is none."""
+    async def _original(self, message: JetStreamMessage) -> StoredEvent | None:
+        """The event of a message in the retry stream; None if the message is something else."""
         try:
-            return await self._worker.store.whole(DeadEvent.of(readable(message.raw_headers), message.data))
+            return await self._worker.store.whole(StoredEvent.of(readable(message.raw_headers), message.data))
         except ProtocolError as error:
-            self._log.error("sequence %d of the retry stream: %s", message.metadata.stream_sequence, error)
+            self._log.error(
+                "message %d of the retry stream acknowledged unread: %s", message.metadata.stream_sequence, error
+            )
             return None
 
     async def _receive_retry(self, message: JetStreamMessage, now: float, read: _Readings) -> None:
@@ -582,7 +575,7 @@ class Intake:
             await message.ack()
             return
         known = read.get(message.metadata.stream_sequence)
-        event: Any
+        event: Decoded | Exception
         if original.is_cancelled:
             before = "" if original.cause is None else f"; before: {original.cause.error}: {original.cause.message}"
             event = Reject(f"its retry was cancelled{before}")
@@ -596,29 +589,26 @@ class Intake:
         else:
             event, _ = self._read(original.subject, original.data, original.headers)
         item = WorkItem(
-            original.key,  # under which it was parked, and its letter is found; newer code may see another
+            original.key,  # under which it was parked and its dead letter is stored; newer code may find another
             original.origin.sequence,
             message,
             event,
             size_bytes=message.size_bytes,
             delivered=message.metadata.delivered,
-            source=source_of(message.subject),
-            attempts=original.attempts,
-            redrives=original.redrives,
-            partition=self.partition,
+            tries=Tries(source_of(message.subject), original.attempts, original.redrives),
         )
-        item.original, item.intake = original, self
+        item.original, item.intake, item.partition = original, self, self.partition
         received = self._machine.receive(item, now)
         if received == "new":
-            self._worker.room.count_retry(item, 1)
+            self._worker.room.add_retry(item)
         elif received == "done":
             await message.ack()
 
 
-def _place(message: JetStreamMessage) -> tuple[int, int]:
-    """How often the message was delivered, and its sequence in the stream of its consumer."""
+def _delivery(message: JetStreamMessage) -> tuple[int, int]:
+    """The number of deliveries of a message, and its sequence in its consumer's stream."""
     tokens = (message.raw_reply or b"").split(b".")
-    if len(tokens) == 9:  # without what the metadata has besides, which most do not need
+    if len(tokens) == 9:  # faster than the metadata, of which most messages need no more
         return int(tokens[4]), int(tokens[5])
     metadata = message.metadata
     return metadata.delivered, metadata.stream_sequence

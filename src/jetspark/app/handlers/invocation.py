@@ -1,18 +1,18 @@
-"""Calling a handler's own code: its context, its arguments, its transaction, and what it returns."""
+"""Calling a handler's own code: its context, its arguments, its transaction, and the events it returns."""
 
 from __future__ import annotations
 
 import asyncio
 import datetime
 import logging
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from jetspark.aio.context import context_of
 from jetspark.app.causes import current_cause
-from jetspark.app.entities.committing import Committer
+from jetspark.app.entities.committer import Committer
 from jetspark.app.entities.entities import Entities, EntityWriter
-from jetspark.app.handlers.context import Context, Dependencies, plan_arguments
+from jetspark.app.handlers.context import Context, Dependencies, HandlerSurroundings, plan_arguments
 from jetspark.app.handlers.once import EffectTransaction, OnceRecords
 from jetspark.app.handlers.retry import HandlerTimeout, Skip, deciding_error
 from jetspark.app.server_clock import server_clock
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
 
 __all__ = ["HandlerCalls", "returned_events"]
 
-# A claim of once() outlives the handler's time-out by this much: clocks differ, and cancelling takes a moment.
+# A claim of once() outlives the handler's time-out by this time: clocks differ, and cancelling takes a moment.
 LEASE_MARGIN_S = 1.0
-# A transaction that finds its keys changed is run again at once: others were faster, and nothing has failed. This many
-# times in a row is no chance any more, and counts as one failed attempt.
+# A transaction whose keys were changed by another one is run again at once, since nothing has failed. This many times
+# in a row count as one failed attempt.
 MAX_LOST_RACES = 20
 
 
 class HandlerCalls:
-    """The handler's function with everything it is given besides its events."""
+    """The handler's function with the arguments that it takes besides its events."""
 
     is_replay = False
 
@@ -54,11 +54,12 @@ class HandlerCalls:
         self._kinds = frozenset(spec.events)
         self._function = spec.function
         self.is_ending: Callable[[], bool] = lambda: True
-        """Whether a task that is cancelled is to end; if not, the code that it runs has cancelled it."""
+        """True if a cancelled task is to end; if not, the code that it runs has cancelled it."""
         self._wants_context, self._arguments = plan_arguments(spec.function, spec.name, dependencies)
+        self._surroundings: HandlerSurroundings | None = None
         self._committer: Committer | None = None
         self._effects: KeyValue | None = None
-        """The bucket of the handler's transactions, when it has been looked up."""
+        """The bucket of the handler's transactions, once it was looked up."""
         self._once = OnceRecords(
             store.records,
             spec.name,
@@ -68,15 +69,16 @@ class HandlerCalls:
         )
 
     async def call(self, item: WorkItem) -> BaseException | None:
-        """Run the handler's own code; returns what it raised."""
+        """Run the handler's own code; returns the error that it raised, or None."""
         decoded = item.event
         if isinstance(decoded, Exception):
             return decoded
+        assert decoded is not None, "items of a lane are read"
         if decoded.contract.kind not in self._kinds:
             return Skip(f"this handler does not take {decoded.type!r}")
         task = item.runner = asyncio.current_task()
         assert task is not None
-        current_cause.set(decoded)  # of everything that is published from here on, by whatever client
+        current_cause.set(decoded)  # of all events published from here on, by any client
         before = task.cancelling()
         raised: BaseException | None = None
         try:
@@ -97,14 +99,21 @@ class HandlerCalls:
             await self._forget_cancels(task, before)
         return raised
 
-    async def call_batch(self, items: list[WorkItem]) -> BaseException | None:
-        """Run the handler's own code with several events; returns what it raised. The first item stands for all."""
+    async def call_batch(self, items: Sequence[WorkItem]) -> BaseException | None:
+        """Run the handler's own code with several events; returns the error that it raised, or None.
+
+        The time-out and the cancellation are those of the first item.
+        """
         task = asyncio.current_task()
         assert task is not None
-        wrong = next((item.event for item in items if isinstance(item.event, Exception)), None)
-        if wrong is not None:
-            return wrong
-        events = [item.event.event for item in items if item.event.contract.kind in self._kinds]
+        events = []
+        for item in items:
+            decoded = item.event
+            if isinstance(decoded, Exception):
+                return decoded
+            assert decoded is not None, "items of a lane are read"
+            if decoded.contract.kind in self._kinds:
+                events.append(decoded.event)
         items[0].runner = task
         before = task.cancelling()
         raised: BaseException | None = None
@@ -122,22 +131,24 @@ class HandlerCalls:
             await self._forget_cancels(task, before)
         return raised
 
-    async def _forget_cancels(self, task: asyncio.Task[Any], before: int) -> None:
-        """Let the runner go on, after the time-out or the handler's own code has cancelled it."""
+    async def _forget_cancels(self, task: asyncio.Task[object], before: int) -> None:
+        """Let the runner continue, after the time-out or the handler's own code has cancelled it."""
         while task.cancelling() > before:
             task.uncancel()
         try:
-            await asyncio.sleep(0)  # where one is raised that was asked for and has not been raised yet
+            await asyncio.sleep(0)  # raises a cancellation that was requested and not raised yet
         except asyncio.CancelledError:
             if self.is_ending():
                 raise
 
-    def _raised(self, task: asyncio.Task[Any], item: WorkItem, error: BaseException, before: int) -> BaseException:
-        """What a handler's error means; raises it if somebody ends the worker. ``before`` is what the task has been
-        cancelled before it.
+    def _raised(self, task: asyncio.Task[object], item: WorkItem, error: BaseException, before: int) -> BaseException:
+        """The error to decide on; raises ``error`` if the worker is to end.
 
-        ``SystemExit`` and ``GeneratorExit`` of a handler are errors like others: they would end worker after worker,
-        with the same event.
+        ``SystemExit`` and ``GeneratorExit`` of a handler are errors like others: they would end one worker after the
+        other with the same event.
+
+        Args:
+            before: The number of cancellations of the task before the handler began.
         """
         match error:
             case KeyboardInterrupt():  # ends the program
@@ -145,23 +156,25 @@ class HandlerCalls:
             case GeneratorExit() if not _is_current(task):  # this coroutine is closed, with its event loop
                 raise error
             case asyncio.CancelledError() if task.cancelling() - before > item.is_timed_out and self.is_ending():
-                raise error  # also at the moment of the time-out
+                raise error  # also if the time-out comes at the same moment
             case asyncio.CancelledError() if item.is_timed_out:
                 return HandlerTimeout(self._spec.name, self._spec.timeout)
-        # A cancellation, too: of something that the handler waited for, or of this task by the handler's own code.
+        # This includes a cancellation of a task that the handler awaited, or of this task by the handler's own code.
         deciding = deciding_error(self._spec.retry, error)
         if deciding is not error:
-            self._log.info("sequence %d: %r decides, of %r", item.sequence, deciding, error)
+            self._log.info("event %d: failed with %r; %r decides", item.sequence, error, deciding)
         return deciding
 
     async def end_transaction(self, item: WorkItem) -> bool:
-        """Keep the transactions of earlier attempts from committing; True if one has, and its events are published."""
-        if isinstance(item.event, Exception):
+        """Keep earlier attempts from committing their transaction; if one has, publish its events and return True."""
+        decoded = item.event
+        if isinstance(decoded, Exception):
             return False  # it cannot be read, so the handler was not called
-        events = await (await self._transaction(item.event)).give_up()
+        assert decoded is not None, "items are read before they are given up"
+        events = await (await self._transaction(decoded)).give_up()
         if events is None:
             return False
-        context = self._context(item, item.event)
+        context = self._context(item, decoded)
         for encoded in events:
             await context.send(encoded)
         return True
@@ -189,14 +202,14 @@ class HandlerCalls:
                     if lost == MAX_LOST_RACES - 1:
                         raise
                     continue
-            # After the commit: what a try returned that lost its race never happened. If this worker dies here, the
-            # next attempt finds them with the mark.
+            # After the commit, because the events of a try that lost its race must not be published. If this worker
+            # dies here, the next attempt reads them from the completion record.
             for encoded in events:
                 await context.send(encoded)
             return
 
-    def _encoded(self, context: Context, result: Any) -> list[Encoded]:
-        """The messages of what a handler has returned: one that cannot be published has none of them published.
+    def _encoded(self, context: Context, result: object) -> list[Encoded]:
+        """Encode the events that a handler has returned; if one cannot be published, none is.
 
         Raises:
             InvalidEvent, ConfigError: An event breaks its contract, or is not declared.
@@ -205,7 +218,7 @@ class HandlerCalls:
         messages = [context.encode(event) for event in returned_events(result)]
         limit = context_of(self._js).client.max_payload_bytes
         for message in messages:
-            if len(message.data) > limit // 2:  # others are small enough, whatever their headers are
+            if len(message.data) > limit // 2:  # smaller ones fit, since headers are smaller than that
                 size = len(message.data) + len(encode_headers(message.headers))
                 if size > limit:
                     raise PayloadTooLarge(size, limit)
@@ -219,48 +232,44 @@ class HandlerCalls:
         ).entities(name)
 
     async def close(self) -> None:
-        """Nobody calls any more."""
+        """Release the resources; call it after the last call has ended."""
         if self._committer is not None:
             await self._committer.close()
 
-    def _named(self, context: Context | None) -> dict[str, Any]:
+    def _named(self, context: Context | None) -> dict[str, object]:
         if context is None:
             return self._arguments
         return {name: context if value is Context else value for name, value in self._arguments.items()}
 
     def _context(self, item: WorkItem, decoded: Decoded) -> Context:
-        return Context(
-            decoded,
-            app=self._app.name,
-            handler=self._spec.name,
-            source=self._app.source,
-            stream=self._app.stream,
-            sequence=item.sequence,
-            key=item.key,
-            attempt=item.attempts,
-            delivered=item.delivered,
-            redrives=item.redrives,
-            js=self._js,
-            once=self._once,
-            clock=self._clock,
-            server_now=server_clock(self._js, self._app.stream).now,
-            log=self._log,
-            is_replay=self.is_replay,
-            entities=self._entities,
-            declared=self._app.declared,
-        )
+        if self._surroundings is None:
+            self._surroundings = HandlerSurroundings(
+                app=self._app.name,
+                handler=self._spec.name,
+                source=self._app.source,
+                stream=self._app.stream,
+                js=self._js,
+                once=self._once,
+                clock=self._clock,
+                server_now=server_clock(self._js, self._app.stream).now,
+                log=self._log,
+                is_replay=self.is_replay,
+                entities=self._entities,
+                declared=self._app.declared,
+            )
+        return Context(decoded, item, self._surroundings)
 
 
-def _is_current(task: asyncio.Task[Any]) -> bool:
-    """Whether the task runs: a coroutine that is closed does not run in its task."""
+def _is_current(task: asyncio.Task[object]) -> bool:
+    """True if the task runs. A coroutine that is being closed does not run in its task."""
     try:
         return asyncio.current_task() is task
     except RuntimeError:  # no event loop is left
         return False
 
 
-def returned_events(result: Any) -> list[Any]:
-    """What a handler has returned: nothing, an event, or several."""
+def returned_events(result: object) -> list[object]:
+    """The events that a handler has returned, as a list."""
     if result is None:
         return []
     return list(result) if isinstance(result, list | tuple) else [result]

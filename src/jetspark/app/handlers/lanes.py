@@ -2,7 +2,7 @@
 
 ::
 
-    add ──> lane of its key, at the place of its sequence ──> ready ──start_first()──> busy ──leave()──> next of it
+    add ──> lane of its key, ordered by sequence ───────────> ready ──start_first()──> busy ──leave()──> next of it
                                                                                        │  ^
                                                                                        └──┘ a retry: it stays busy
 
@@ -10,8 +10,8 @@ A lane is *busy* from the moment its first item is handed out until that item le
 later items of the key cannot pass it. An item without a key has a lane of its own. Invariants:
 
 * one item of a lane is handed out at a time, the one with the lowest sequence that has arrived;
-* an item that was *expected* (delivered to somebody before, and not settled) holds back later ones of its lane until it
-  arrives or is known to be gone;
+* an item that is *expected* (delivered to another worker before, and not acknowledged) holds back later ones of its
+  lane until it arrives or is known to be gone;
 * a lane with nothing in it and nothing expected is forgotten, so memory is bounded by the items.
 """
 
@@ -19,15 +19,44 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Hashable
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias
 
-__all__ = ["Lane", "Lanes", "WorkItem", "WorkSource"]
+if TYPE_CHECKING:
+    from jetspark.aio.stream_message import JetStreamMessage
+    from jetspark.app.contracts.envelope import Decoded
+    from jetspark.app.stored_events import DeadLetterRef, StoredEvent
 
-WorkSource = Literal["stream", "retry", "redrive"]
+__all__ = ["ItemReader", "Lane", "Lanes", "RunningCode", "Tries", "WorkItem", "WorkSource"]
+
+WorkSource: TypeAlias = Literal["stream", "retry", "redrive"]
+
+
+class RunningCode(Protocol):
+    """The task that runs a handler's own code."""
+
+    def cancel(self) -> object: ...
+
+
+class ItemReader(Protocol):
+    """The reader of a consumer, which received an item."""
+
+    def expect_lapsed(self, item: WorkItem) -> None:
+        """The machine let go of the item, which another reader may have: wait until it is acknowledged or returns."""
+
+    def expect_again(self, item: WorkItem) -> None:
+        """The worker returned the item to the server: hold back later events of its key until it is redelivered."""
+
+
+class Tries(NamedTuple):
+    """The attempts and redrives of an event so far, according to the message that contains it."""
+
+    source: WorkSource = "stream"
+    attempts: int = 0
+    redrives: int = 0
 
 
 class WorkItem:
-    """One event on its way through a handler. The driver may add what it likes as ``message`` and ``event``."""
+    """One event on its way through a handler."""
 
     __slots__ = (
         "attempts",
@@ -57,53 +86,55 @@ class WorkItem:
         "touched_at",
     )
 
+    message: JetStreamMessage
+
     def __init__(
         self,
         key: str | None,
         sequence: int,
-        message: Any = None,
-        event: Any = None,
+        message: JetStreamMessage | None = None,
+        event: Decoded | Exception | None = None,
         *,
         size_bytes: int = 0,
         delivered: int = 1,
-        source: WorkSource = "stream",
-        attempts: int = 0,
-        redrives: int = 0,
-        partition: int | None = None,
+        tries: Tries | None = None,
     ) -> None:
         self.key = key
         self.sequence = sequence
         """In the stream the event was published to, also when it comes from the retry stream."""
-        self.message = message
+        # Only an item that no lane receives has no message: its event was read from the stream, not delivered.
+        self.message = message  # type: ignore[assignment]
         self.event = event
+        """The error if the message cannot be decoded; None if it was not read."""
         self.size_bytes = size_bytes
         self.delivered = delivered
-        self.source: WorkSource = source
-        self.attempts = attempts
-        """Starts so far, the present one included."""
-        self.carried = attempts
-        """Attempts that its message says were made before."""
-        self.original: Any = None
-        """The event as it was first published, when it comes from the retry stream."""
-        self.redrives = redrives
-        # The retry stream may have several messages of one event, one after the other.
-        self.identity: Hashable = sequence if source == "stream" else (source, sequence, attempts, redrives)
+        self.source: WorkSource = "stream"
+        self.attempts = self.carried = self.redrives = 0
+        """Starts, the present one included; attempts made before, according to the message; and redrives."""
+        self.identity: Hashable = sequence
+        if tries is not None:
+            self.source, self.attempts, self.redrives = tries
+            self.carried = self.attempts
+            if self.source != "stream":
+                # The retry stream may have several messages of one event, one after the other.
+                self.identity = (self.source, sequence, self.attempts, self.redrives)
+        self.original: StoredEvent | None = None
+        """The event as it was first published, if this is a message of the retry stream."""
         self.lane: Lane | None = None
-        self.letter: Any = None
-        """Of a redrive: the letter it was found to be, before it ran."""
+        self.letter: DeadLetterRef | None = None
+        """The dead letter that a redrive was found to handle again, before it ran."""
         self.came_at = self.touched_at = self.heard_at = 0.0
         """When it was received, when the last ``in_progress`` was sent, and when the last confirmed one was sent."""
-        self.partition = partition
-        self.intake: Any = None
-        """Where it came from, in the driver."""
+        self.partition: int | None = None
+        self.intake: ItemReader | None = None
         self.generation = 0
         self.is_behind = False
-        """Its key is parked: do not run it, put it behind the others."""
+        """Its key is parked: it gets a dead letter behind the event that the key waits for, and does not run."""
         self.is_checked = False
         self.is_taken = False
-        """It is running, or being settled."""
+        """It runs, or its outcome is being stored."""
         self.is_timed_out = False
-        self.runner: Any = None
+        self.runner: RunningCode | None = None
 
     def __repr__(self) -> str:
         return f"<WorkItem {self.source} {self.sequence} key={self.key!r} attempts={self.attempts}>"
@@ -119,7 +150,7 @@ class Lane:
         self.items: deque[WorkItem] = deque()
         self.is_busy = False
         self.is_ready = False
-        """It is in the queue of those that may begin."""
+        """It is in the queue of lanes whose first item may begin."""
         self.expected: set[int] | None = None
 
     def may_begin(self) -> bool:
@@ -129,7 +160,7 @@ class Lane:
 
 
 class Lanes:
-    """Every lane of a handler, and the queue of those whose first item may begin."""
+    """The lanes of a handler, and the queue of the lanes whose first item may begin."""
 
     def __init__(self) -> None:
         self._by_key: dict[str, Lane] = {}
@@ -137,7 +168,7 @@ class Lanes:
         self._expected: dict[int, str] = {}
 
     def __len__(self) -> int:
-        """How many keys have something waiting, running or expected."""
+        """Number of keys with an item that waits, runs or is expected."""
         return len(self._by_key)
 
     @property
@@ -162,11 +193,11 @@ class Lanes:
         if not items or items[-1].sequence < item.sequence:
             items.append(item)
         else:
-            # A redelivery that overtakes nobody who has begun. Rare, so a scan is good enough.
-            place = 1 if lane.is_busy else 0
-            while place < len(items) and items[place].sequence < item.sequence:
-                place += 1
-            items.insert(place, item)
+            # A redelivery goes before later events that have not begun. It is rare, so a scan is fast enough.
+            index = 1 if lane.is_busy else 0
+            while index < len(items) and items[index].sequence < item.sequence:
+                index += 1
+            items.insert(index, item)
         self._offer(lane)
 
     def expect(self, key: str, sequence: int) -> None:
@@ -178,7 +209,7 @@ class Lanes:
         self._expected[sequence] = key
 
     def gone(self, sequence: int) -> None:
-        """It will not arrive: somebody else has settled it."""
+        """The event will not arrive: another worker has acknowledged it."""
         key = self._expected.pop(sequence, None)
         if key is None:
             return
@@ -199,13 +230,13 @@ class Lanes:
         return None
 
     def start_first(self) -> None:
-        """Hand out what :meth:`peek` has just returned; its lane is busy until it leaves."""
+        """Hand out the item that :meth:`peek` has just returned; its lane is busy until it leaves."""
         lane = self._ready.popleft()
         lane.is_ready = False
         lane.is_busy = True
 
     def leave(self, item: WorkItem) -> None:
-        """It is settled, or given back; the next of its lane may begin."""
+        """The item is acknowledged or returned; the next one of its lane may begin."""
         lane = item.lane
         assert lane is not None
         if lane.items[0] is item:

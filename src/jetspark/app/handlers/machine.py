@@ -1,24 +1,24 @@
-"""A handler as a state machine: what may be pulled, what may begin, what has to be done by when. Time is an argument.
+"""A handler as a state machine: how much to pull, which event begins next, and deadlines. Time is an argument.
 
 ::
 
-    credit() ──pull──> receive() ──> lane of its key ──take()──> running ──finish()──> settling ──settled()──> gone
+    credit() ──pull──> receive() ──> lane of its key ──take()──> running ──finish()──> ending ──acknowledged()──> gone
                                         ^    ^                      │          │
                                         │    └── its wait is over ──┤          └─ wait_here(): the lane stays busy
                                         │                           │
-                                        └── on_time(): told to say in_progress, or that it runs for too long
+                                        └── on_time(): in_progress is due, or it has run for too long
 
-Who moves what: the driver pulls no more than :meth:`HandlerMachine.credit` says, hands in every message, and asks for
-something to do with :meth:`HandlerMachine.take` whenever something happened. What is received is *held* until
-it is settled or given back. Invariants, each with a test that reaches its bound:
+The driver pulls no more than :meth:`HandlerMachine.credit` allows, passes every message to
+:meth:`HandlerMachine.receive`, and calls :meth:`HandlerMachine.take` whenever something has happened. An item is *held*
+from its receipt until it is acknowledged or returned. Invariants, each with a test that reaches its bound:
 
-* at most ``concurrency`` items are running, those that are being settled included;
+* at most ``concurrency`` items are running, those whose outcome is being stored included;
 * at most ``burst + rate * t`` items begin in any ``t`` seconds, retries included;
 * at most ``max_messages`` items are held, and pulls ask for no more bytes than ``max_bytes`` leaves;
-* items of one key begin in the order of their sequences, the next one when the one before is settled;
-* every item held longer than a third of ``ack_wait_s`` is in the next list of those to say ``in_progress`` for;
-* a message that is delivered again while it is held is not held twice. A message of the stream and one of the retry
-  stream for the same event are two: the look-up before the run tells which of them owns it.
+* items of one key begin in the order of their sequences, each when the one before is acknowledged;
+* every item held longer than a third of ``ack_wait_s`` is in the next list of items that need ``in_progress``;
+* a message that is redelivered while it is held is not held twice. A message of the stream and a message of the retry
+  stream for the same event are two items: the look-up before the run finds which of them owns the event.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ from jetspark.errors import CircuitOpen
 
 __all__ = ["FINISH", "Credit", "HandlerLimits", "HandlerMachine", "OnTime", "Received", "Stalled"]
 
-# Messages that were settled a moment ago: when the acknowledgement is lost, the event comes again, and is not run.
+# Recently acknowledged messages: if the acknowledgement is lost, the event is redelivered, and not run again.
 REMEMBERED = 8192
-# Two of three in_progress may be lost before the server delivers an event to somebody else.
+# Two of three in_progress may be lost before the server redelivers an event to another worker.
 PROGRESS_PART = 3
-# How many stalled events one line of the log names.
+# Stalled events that one log line names.
 NAMED_STALLS = 5
-# The bucket counts in floats: a token that is late by less than this is there.
+# The token bucket counts in floats: a token that is late by less than this is available.
 TOKEN_SLACK_S = 1e-6
 
 FINISH = Finish()
 
 Received: TypeAlias = Literal["new", "held", "done"]
-"""What became of a message: it is a new item; the event is held already; or it was settled a moment ago."""
+"""A new item; an event that is held already; or a message that was acknowledged recently."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,10 +68,12 @@ class HandlerLimits:
     """Events of one call. If it fails, each is tried alone, one after the other."""
     has_transactions: bool = False
     """An attempt's effects are committed together, so a commit may succeed although its attempt has failed."""
+    has_dead_letters: bool = True
+    """An event that is given up becomes a dead letter; if not, it is logged and dropped."""
 
 
 class Credit(NamedTuple):
-    """What may be pulled now."""
+    """How much may be pulled now."""
 
     messages: int
     bytes: int
@@ -79,22 +81,22 @@ class Credit(NamedTuple):
 
 @dataclass(slots=True)
 class OnTime:
-    """What is due."""
+    """Items with something due."""
 
     progress: list[WorkItem] = field(default_factory=list)
-    """Tell the server that these are still worked on."""
+    """Send ``in_progress`` for these."""
     timed_out: list[WorkItem] = field(default_factory=list)
     """Cancel these."""
 
 
 class Stalled(NamedTuple):
-    """A held event that makes no progress, why, and for how long."""
+    """A held event that makes no progress, with the reason and the duration."""
 
     item: WorkItem
     reason: Literal["expected", "ready", "running"]
-    """Its key waits for an earlier event that has not arrived; or it may begin and does not; or it does not end."""
+    """Its key waits for an earlier event that has not arrived; no runner has taken it; or its attempt does not end."""
     waits_for: int
-    """Of ``expected``: the sequence of the earlier event; else 0."""
+    """The sequence of the earlier event for ``expected``; else 0."""
     seconds: float
 
     def __str__(self) -> str:
@@ -102,44 +104,44 @@ class Stalled(NamedTuple):
         key = "" if item.key is None else f" of key {item.key!r}"
         match self.reason:
             case "expected":
-                why = f"waits for sequence {self.waits_for}, which was delivered before and is not settled"
+                why = f"waits for event {self.waits_for}, which was delivered before and is not acknowledged"
             case "ready":
                 why = "may begin, and no runner has taken it"
             case _:
                 why = f"is in attempt {item.attempts}, which has not ended"
-        return f"sequence {item.sequence}{key} {why} (for {self.seconds:.0f} s)"
+        return f"event {item.sequence}{key} {why} (for {self.seconds:.0f} s)"
 
     @staticmethod
     def text(stalled: Sequence[Stalled], held: int) -> str:
-        """One line about all of them, which names a few."""
+        """One line that counts all of them and names a few."""
         named = "; ".join(map(str, stalled[:NAMED_STALLS]))
         more = f"; and {len(stalled) - NAMED_STALLS} more" if len(stalled) > NAMED_STALLS else ""
         return f"{len(stalled)} keys of {held} held events make no progress: {named}{more}"
 
 
 class HandlerMachine:
-    """Everything one handler holds in one process, and what may happen to it next."""
+    """The events that one handler holds in one process, and their next transitions."""
 
     def __init__(
         self,
         limits: HandlerLimits,
         policy: RetryPolicy,
-        chance: Callable[[], float],
+        random_fraction: Callable[[], float],
         breaker: Breaker | None = None,
     ) -> None:
         self.limits, self.policy = limits, policy
         self.lanes = Lanes()
         self.parked: dict[str, int] = {}
-        """Keys that cannot go on, and the sequence of the event they wait for."""
+        """Parked keys, with the sequence of the event that each waits for."""
         self.running = 0
         self.held_bytes = 0
         self.lapsed: list[WorkItem] = []
-        """Items that were let go because another worker may have them; the driver empties it."""
+        """Items that were let go of because another worker may have them; the driver empties the list."""
         self.is_stopping = False
-        self._chance = chance
+        self._random_fraction = random_fraction
         self._held: dict[Hashable, WorkItem] = {}
-        self._settled: set[Hashable] = set()
-        self._settled_order: deque[Hashable] = deque()
+        self._acknowledged: set[Hashable] = set()
+        self._acknowledged_order: deque[Hashable] = deque()
         self._deadlines: dict[WorkItem, float] = {}
         self._waiting: list[tuple[float, int, WorkItem]] = []
         self._due: deque[WorkItem] = deque()
@@ -148,24 +150,24 @@ class HandlerMachine:
         self._circuit = Circuit(failures=breaker.failures, open_s=breaker.open_s) if breaker else None
         self._has_brakes = limits.rate is not None or breaker is not None
         self._begun = 0
-        """How many items were handed out."""
+        """Number of items that :meth:`take` has returned."""
         self._begin_at = 0.0
-        """Not before: no token, or the breaker is open."""
+        """The earliest time for the next event: no token is available before, or the breaker is open until then."""
         self._sweep_at = float("inf")
         self._surplus_at = 0.0
         self._standing: dict[tuple[WorkItem, str, int], float] = {}
-        """What made no progress when that was last asked, and since when."""
+        """Items that made no progress at the last call of :meth:`stalled`, and since when."""
 
     # ---- receiving ---------------------------------------------------------------------------------------------
 
     @property
     def held(self) -> int:
-        """Items that are received and not settled."""
+        """Number of items that are received and neither acknowledged nor returned."""
         return len(self._held)
 
     @property
     def items(self) -> list[WorkItem]:
-        """Everything held, by sequence."""
+        """All held items, by sequence."""
         return sorted(self._held.values(), key=lambda item: item.sequence)
 
     def credit(self) -> Credit:
@@ -176,7 +178,7 @@ class HandlerMachine:
         return Credit(max(0, limits.max_messages - len(self._held)), limits.max_bytes - self.held_bytes)
 
     def receive(self, item: WorkItem, now: float) -> Received:
-        """Take over a message that the server cannot have delivered before ``now``."""
+        """Add the item of a message that the server cannot have delivered before ``now``."""
         identity = item.identity
         present = self._held.get(identity)
         if present is not None:
@@ -184,7 +186,7 @@ class HandlerMachine:
             present.intake, present.partition = item.intake, item.partition
             present.touched_at, present.heard_at = max(present.touched_at, now), max(present.heard_at, now)
             return "held"
-        if item.delivered > 1 and identity in self._settled:
+        if item.delivered > 1 and identity in self._acknowledged:
             return "done"
         item.came_at = item.touched_at = item.heard_at = now
         if not self._held:
@@ -195,15 +197,15 @@ class HandlerMachine:
         return "new"
 
     def expect(self, key: str, sequence: int, now: float) -> None:
-        """Somebody had this event before and may not have settled it: later ones of its key wait until it comes."""
+        """Hold back later events of the key until this event arrives: another worker may have it, not acknowledged."""
         self.lanes.expect(key, sequence)
         self._surplus_at = now + self.limits.ack_wait_s
 
     def surplus(self, now: float) -> list[WorkItem]:
-        """What to give back when there is no room to pull, and everything held waits for events that must be pulled.
+        """Items to return when there is no room to pull, and all held items wait for events that must be pulled.
 
-        They are no longer held, and expected in turn. By now the server delivers what it has to deliver again, and does
-        so before anything new; so the room goes to the events that are waited for.
+        They are no longer held, and their keys expect them again. By now the server redelivers, before anything new; so
+        the room goes to the events that the keys wait for.
         """
         is_stuck = not self.running and not self._waiting and not self._due and self.lanes.peek() is None
         if not is_stuck or now < self._surplus_at or self.is_stopping:
@@ -213,14 +215,14 @@ class HandlerMachine:
             self._let_go(item)
             if item.key is not None and item.source == "stream":  # any reader of the handler may get a retry
                 self.lanes.expect(item.key, item.sequence)
-        # What came instead was new: then the next round waits for those that are still out.
+        # If new events arrive instead, the next round waits for those still missing.
         self._surplus_at = now + self.limits.ack_wait_s / 2
         return found
 
     # ---- running -----------------------------------------------------------------------------------------------
 
     def take(self, now: float) -> WorkItem | None:
-        """The next item to run, or to put behind its parked key (``is_behind``); None when nothing may begin now."""
+        """The next item to run, or to put behind its parked key (``is_behind``); None if no item may begin now."""
         if self.running >= self.limits.concurrency or self.is_stopping:
             return None
         if self._waiting:
@@ -246,21 +248,27 @@ class HandlerMachine:
         return item
 
     def restart_clock(self, item: WorkItem, now: float) -> None:
-        """The handler's own code begins now: what came before took time that is not its own."""
-        item.is_timed_out = False  # by a deadline that passed while there was nothing to cancel
+        """The handler's own code begins now, so its time-out counts from now."""
+        item.is_timed_out = False  # set if the deadline passed before there was a task to cancel
         self._deadlines.pop(item, None)  # to the end of the order, which is that of the deadlines
         self._deadlines[item] = now + self.limits.timeout_s
 
-    def finish(self, item: WorkItem, error: BaseException | None, now: float) -> Decided:
-        """The handler has ended, with ``error`` or well; returns what has to become of the event."""
+    def succeed(self, item: WorkItem) -> None:
+        """The handler's code ended without an error."""
         self._deadlines.pop(item, None)
         item.is_timed_out = False
+        if self._circuit is not None:
+            self._circuit.on_success(item.generation)
+            self._begin_at = 0.0
+
+    def finish(self, item: WorkItem, error: BaseException | None, now: float) -> Decided:
+        """The handler's code ended, with ``error`` or without; returns what to do with the event."""
         if error is None:
-            if self._circuit is not None:
-                self._circuit.on_success(item.generation)
-                self._begin_at = 0.0
+            self.succeed(item)
             return FINISH
-        decided = decide(self.policy, item.attempts, error, self._chance())
+        self._deadlines.pop(item, None)
+        item.is_timed_out = False
+        decided = decide(self.policy, item.attempts, error, self._random_fraction())
         if self._circuit is not None and not item.is_behind:
             if isinstance(decided, Finish):
                 self._circuit.on_success(item.generation)
@@ -272,7 +280,7 @@ class HandlerMachine:
         return decided
 
     def dismiss(self, item: WorkItem) -> None:
-        """It was taken, and there was no need to run it."""
+        """The item was taken, and its result is not to be counted."""
         self._deadlines.pop(item, None)
         if self._circuit is not None and not item.is_behind:
             self._circuit.on_nothing(item.generation)
@@ -280,59 +288,57 @@ class HandlerMachine:
 
     @property
     def is_open(self) -> bool:
-        """The breaker leaves the handler alone."""
+        """The breaker is open, so no event begins."""
         return self._circuit is not None and self._circuit.state == "open"
 
     def wait_here(self, item: WorkItem, seconds: float, now: float) -> None:
-        """Run it again after this time, before anything else of its key."""
+        """Run the item again after this time, before later events of its key."""
         item.is_taken = False
         self.running -= 1
         heapq.heappush(self._waiting, (now + seconds, next(self._count), item))
 
-    def settled(self, item: WorkItem) -> None:
-        """The event is acknowledged; its lane goes on."""
+    def acknowledged(self, item: WorkItem) -> None:
+        """The item is acknowledged; the next one of its lane may begin."""
         self._let_go(item)
         identity = item.identity
-        self._settled.add(identity)
-        self._settled_order.append(identity)
-        if len(self._settled_order) > REMEMBERED:
-            self._settled.discard(self._settled_order.popleft())
+        self._acknowledged.add(identity)
+        self._acknowledged_order.append(identity)
+        if len(self._acknowledged_order) > REMEMBERED:
+            self._acknowledged.discard(self._acknowledged_order.popleft())
 
     @property
-    def settled_before(self) -> set[Hashable]:
-        """Events of the stream, by sequence, and other identities that were settled here a moment ago."""
-        return self._settled
+    def acknowledged_before(self) -> set[Hashable]:
+        """Identities of recently acknowledged items; that of an event from the stream is its sequence."""
+        return self._acknowledged
 
-    def was_settled(self, item: WorkItem) -> bool:
-        """Whether it was settled here, a moment ago."""
-        return item.identity in self._settled
-
-    def given_back(self, item: WorkItem) -> None:
-        """It is not settled, and somebody will get it again."""
-        self._let_go(item)
+    def was_acknowledged(self, item: WorkItem) -> bool:
+        """True if it was acknowledged here recently."""
+        return item.identity in self._acknowledged
 
     def heard(self, item: WorkItem, sent_at: float, now: float) -> None:
-        """The server has confirmed an ``in_progress`` that was sent at ``sent_at``. A confirmation that comes too late
-        does not bring the item back."""
+        """The server has confirmed an ``in_progress`` that was sent at ``sent_at``.
+
+        A confirmation after the ``ack_wait`` changes nothing.
+        """
         if not self.has_lapsed(item, now):
             item.heard_at = max(item.heard_at, sent_at)
 
     def has_lapsed(self, item: WorkItem, now: float) -> bool:
-        """Whether the server has not heard of the item for its ``ack_wait``, and may have given it to another worker.
+        """True if no ``in_progress`` was confirmed for one ``ack_wait``: the server may have redelivered the item.
 
-        That happens to a process that was stopped or disconnected: one that lives says ``in_progress`` in time.
+        This happens to a process that was stopped or disconnected; otherwise it sends ``in_progress`` in time.
         """
         return now - item.heard_at >= self.limits.ack_wait_s
 
     def lapse(self, item: WorkItem) -> None:
-        """Let go of an item that may be with another worker; later ones of its key wait for what becomes of it."""
+        """Let go of an item that another worker may have; later events of its key wait until it is acknowledged."""
         self.release(item)
         if item.key is not None and item.source == "stream":
             self.lanes.expect(item.key, item.sequence)
         self.lapsed.append(item)
 
     def release(self, item: WorkItem) -> None:
-        """Let go of an item that does not run: somebody will get it again."""
+        """Let go of an item that does not run; the server redelivers it."""
         if item in self._due:
             self._due.remove(item)
         if any(each is item for _, _, each in self._waiting):
@@ -343,7 +349,7 @@ class HandlerMachine:
     # ---- parked keys -------------------------------------------------------------------------------------------
 
     def park(self, key: str, sequence: int) -> None:
-        """Events of the key after ``sequence`` are put behind it from now on."""
+        """Put events of the key after ``sequence`` behind it from now on."""
         self.parked[key] = sequence
 
     def unpark(self, key: str) -> None:
@@ -352,7 +358,7 @@ class HandlerMachine:
     # ---- time --------------------------------------------------------------------------------------------------
 
     def next_deadline(self) -> float | None:
-        """When :meth:`on_time` or :meth:`take` has something to do although nothing happened."""
+        """The next time at which :meth:`on_time` or :meth:`take` has something to do."""
         moments = []
         if self._deadlines:
             moments.append(next(iter(self._deadlines.values())))
@@ -366,7 +372,7 @@ class HandlerMachine:
         return min(moments) if moments else None
 
     def on_time(self, now: float) -> OnTime:
-        """What is due; each item once, until it is touched or started again."""
+        """Collect the items that are due; each once, until ``in_progress`` is sent or it is started again."""
         due = OnTime()
         for item, deadline in self._deadlines.items():
             if deadline > now:
@@ -376,7 +382,7 @@ class HandlerMachine:
             item.is_timed_out = True
             del self._deadlines[item]
         if self._held and now >= self._sweep_at:
-            # To say in_progress of one that may be with another worker would take it from that one's next attempt.
+            # An in_progress for an item that another worker may have would delay its next redelivery.
             for item in [each for each in self._held.values() if not each.is_taken and self.has_lapsed(each, now)]:
                 self.lapse(item)
             since = now - self.limits.ack_wait_s / PROGRESS_PART
@@ -388,24 +394,24 @@ class HandlerMachine:
 
     @property
     def patience_s(self) -> float:
-        """An event that makes no progress for longer than this is stalled.
+        """The time without progress after which an event is stalled.
 
-        An earlier one of its key may be with another worker, which is given its ``ack_wait``, an attempt that times
-        out, the waits in its lane, and as much again. The events of a batch are attempted together, and then alone.
+        An earlier event of its key may be with another worker, which gets its ``ack_wait``, an attempt that times out,
+        the waits in its lane, and as much again. The events of a batch are attempted together, and then alone.
         """
         limits = self.limits
         attempts = 1 if limits.batch == 1 else 1 + limits.batch
         return 2 * (limits.ack_wait_s + limits.timeout_s * attempts) + self.policy.in_lane_s
 
     def stalled(self, now: float) -> list[Stalled]:
-        """Keys that made no progress for :attr:`patience_s`, by their first events, the longest first.
+        """The first events of keys without progress for :attr:`patience_s`, the longest first.
 
-        It compares with what it found when it was last called: call it several times within that time.
+        It compares with the result of its last call, so call it several times within that time.
         """
         before, self._standing = self._standing, {}
         found = []
         for item, reason, waits_for in self._standing_still(now):
-            # It is not stalled while others begin before it.
+            # An event that is ready is not stalled while others begin before it.
             which = item, f"{reason} {self._begun if reason == 'ready' else item.attempts}", waits_for
             since = self._standing[which] = before.get(which, now)
             if now - since >= self.patience_s:
@@ -413,11 +419,11 @@ class HandlerMachine:
         return sorted(found, key=lambda each: -each.seconds)
 
     def forget_stalls(self) -> None:
-        """There was no connection, without which nothing can make progress: count from here."""
+        """Count from now: there was no connection, without which no event can make progress."""
         self._standing.clear()
 
     def oldest_s(self, now: float) -> float:
-        """For how long the oldest of the held events is held."""
+        """The time for which the oldest held event has been held."""
         return max((now - item.came_at for item in self._held.values()), default=0.0)
 
     def _standing_still(self, now: float) -> Iterator[tuple[WorkItem, Literal["expected", "ready", "running"], int]]:
@@ -459,7 +465,7 @@ class HandlerMachine:
         return True
 
     def _next(self, now: float) -> WorkItem | None:
-        """What would begin next; what is no longer ours is let go on the way."""
+        """The item that would begin next. Items that have lapsed are let go of before."""
         while True:
             item = self._due[0] if self._due else self.lanes.peek()
             if item is None or not self.has_lapsed(item, now):

@@ -4,10 +4,11 @@
 ``ctx.once``          any async function         once its result is recorded it is never called again. A crash after
                                                  the effect and before the record repeats it, with the same
                                                  idempotency key; so does a server that is away until the handler's
-                                                 time is over.
-``ctx.tx``            keys of one bucket         exactly once: effects and the mark that the event is done are one
-                                                 atomic batch. The mark has the events that the handler returned: they
-                                                 are published after the commit, by the next attempt if this one dies.
+                                                 time-out.
+``ctx.tx``            keys of one bucket         exactly once: effects and the completion record of the event are one
+                                                 atomic batch. The record has the events that the handler returned:
+                                                 they are published after the commit, by the next attempt if this one
+                                                 dies.
 ====================  =========================  =================================================================
 """
 
@@ -47,23 +48,24 @@ __all__ = ["EffectTransaction", "OnceRecords", "as_returned", "call_effect", "on
 
 T = TypeVar("T")
 
-# A record that is not answered is written again after these waits, until the handler's time is over.
+# A record that the server does not confirm is written again after these waits, until the handler's time-out.
 RECORD_PAUSE = Backoff(first_s=0.1, max_s=2.0)
 
 _under_way: ContextVar[frozenset[str]] = ContextVar("_under_way", default=frozenset())
-"""Records of the effects that have led to this call. Tasks that an effect has left behind have them, too."""
+"""Keys of the effects that this call is part of, also in tasks that an effect has started."""
 
 
 def once_key(handler: str, event_id: str, name: str) -> str:
-    """Where the record of an effect is."""
+    """The key of an effect's record."""
     return f"once.{handler}.{escape_token(event_id)}.{escape_token(name)}"
 
 
 class OnceRecords:
     """The recorded effects of one handler.
 
-    ``lease_s`` is how long a claim keeps others away: a worker that lives is cancelled by its time-out before. After
-    ``remember_s`` a record goes away, and an event that comes again has its effects repeated.
+    Args:
+        lease_s: How long a claim excludes other workers; a living worker is cancelled by its time-out before that.
+        remember_s: Lifetime of a record. If an event is handled again after that time, its effects are repeated.
     """
 
     def __init__(
@@ -84,14 +86,14 @@ class OnceRecords:
         self,
         context: Context,
         name: str,
-        function: Callable[..., Awaitable[Any]],
-        arguments: tuple[Any, ...],
-        named: dict[str, Any],
-        result_type: Any = None,
+        function: Callable[..., Awaitable[object]],
+        arguments: tuple[object, ...],
+        named: dict[str, object],
+        result_type: object = None,
     ) -> Any:
         key = once_key(self._handler, context.event_id, text("once: name", name))
-        # One after the other: a claim of this process keeps away neither a second call of the same attempt nor one that
-        # an earlier attempt has left behind. The second finds the result of the first.
+        # Calls wait for each other: a claim of this process excludes neither a second call of the same attempt nor a
+        # call that an earlier attempt left running. The second call finds the result of the first.
         lock = self._locks.setdefault(key, asyncio.Lock())
         if lock.locked() and key in _under_way.get():
             raise ConfigError(
@@ -110,11 +112,11 @@ class OnceRecords:
         key: str,
         context: Context,
         name: str,
-        function: Callable[..., Awaitable[Any]],
-        arguments: tuple[Any, ...],
-        named: dict[str, Any],
+        function: Callable[..., Awaitable[object]],
+        arguments: tuple[object, ...],
+        named: dict[str, object],
     ) -> Any:
-        """The result as it is recorded: what the first attempt sees is what every other one sees."""
+        """The result as it is recorded, so that all attempts get the same value."""
         claimed = await self._claim(key)
         if isinstance(claimed, _Recorded):
             return claimed.result
@@ -123,16 +125,17 @@ class OnceRecords:
         try:
             value = await call_effect(function, arguments, named)
         except BaseException:
-            # The next attempt need not wait for the lease. If this is lost, it waits; the caller hears in any case why
-            # the effect failed, which decides whether there is a next attempt. A cancellation, by the handler's
-            # time-out, is the commonest of these errors: the effect may be done or not, as after the lease.
+            # Free the claim, so that the next attempt need not wait for the lease; if this fails, it waits. The error
+            # of the effect is raised in any case and decides whether there is a next attempt. Most often it is a
+            # cancellation by the time-out: then the effect may be done or not, as after the lease.
             with suppress(JetSparkError):
                 await self._records.update(key, b'{"state":"free"}', revision=claimed, ttl=self._ttl_s)
             raise
-        # From here on the effect is done, and must not be done again, even if nobody can be told its result.
+        # From here on the effect is done and must not be repeated, even if its result cannot be recorded.
         try:
             result = msgspec.json.encode(value)
             check_finite("the result", value, result)
+            recorded = json.loads(result, object_pairs_hook=_with_each_name_once)
         except Exception as error:
             raise await self._unusable(key, claimed, name, value, f"nothing that JSON can hold: {error}") from error
         record = b'{"state":"done","result":' + result + b"}"
@@ -141,9 +144,9 @@ class OnceRecords:
         except PayloadTooLarge as error:
             why = f"more than the server stores at a time: {error}"
             raise await self._unusable(key, claimed, name, value, why) from error
-        return json.loads(result)
+        return recorded
 
-    async def _unusable(self, key: str, revision: int, name: str, value: Any, why: str) -> ConfigError:
+    async def _unusable(self, key: str, revision: int, name: str, value: object, why: str) -> ConfigError:
         """Record that the effect is done and has no result that can be recorded; returns the error of each attempt."""
         reason = (
             f"once({name!r}): its result of type {type(value).__name__} is {why}. The effect is done and not repeated; "
@@ -153,7 +156,7 @@ class OnceRecords:
         return ConfigError(reason)
 
     async def _record(self, key: str, record: bytes, revision: int) -> None:
-        """Note what was done, however often it takes: what is done and not recorded would be done again."""
+        """Write the record of an effect that is done, with retries: without the record the effect would be repeated."""
         attempts = 0
 
         async def write() -> None:
@@ -162,18 +165,19 @@ class OnceRecords:
             try:
                 await self._records.update(key, record, revision=revision, ttl=self._ttl_s)
             except Conflict:
-                # After a failure it may be our own, whose answer was lost. If not, another worker has claimed it since.
+                # After a failure the stored record may be this one, and only the answer was lost. If not, another
+                # worker has claimed the effect.
                 if attempts == 1 or (await self._records.get(key)).value != record:
                     raise
 
         await patiently(write, patience_s=FOR_EVER_S, pause=RECORD_PAUSE)
 
     async def _claim(self, key: str) -> int | _Recorded:
-        """The revision of our claim, or what was recorded.
+        """Claim the effect; returns the revision of the claim, or the recorded result.
 
         Raises:
-            RetryIn: Somebody else has claimed it.
-            ConfigError: It was done, and its result could not be recorded.
+            RetryIn: Another worker has claimed it.
+            ConfigError: The effect is done, and its result could not be recorded.
         """
         while True:
             now = (await self._server_now()).timestamp()  # claims of different workers are compared
@@ -189,73 +193,80 @@ class OnceRecords:
                     return _Recorded(record["result"])
                 if record["state"] == "unusable":
                     raise ConfigError(record["reason"])
-                # A claim of our own is of an attempt that was cancelled: a worker has an event once at a time.
+                # This worker's own claim is of a cancelled attempt, since a worker runs an event once at a time.
                 if record["state"] == "claimed" and record["owner"] != self._owner and record["until"] > now:
                     raise RetryIn(record["until"] - now, f"another worker has claimed {key!r}")
                 return await self._records.update(key, claim, revision=entry.revision, ttl=self._ttl_s)
             except (KeyNotFound, Conflict):
-                continue  # somebody was faster: look again
+                continue  # another worker changed the record in between
 
 
 class _Recorded:
-    def __init__(self, result: Any) -> None:
+    def __init__(self, result: object) -> None:
         self.result = result
 
 
-async def call_effect(function: Callable[..., Awaitable[T]], arguments: tuple[Any, ...], named: dict[str, Any]) -> T:
-    """The result of an effect. One that is not async has happened by the call alone: an error would repeat it."""
+async def call_effect(
+    function: Callable[..., Awaitable[T]], arguments: tuple[object, ...], named: dict[str, object]
+) -> T:
+    """Call an effect; returns its result.
+
+    A function that is not async has had its effect by the call. To refuse its result would repeat the effect.
+    """
     result = function(*arguments, **named)
     return await result if inspect.isawaitable(result) else cast("T", result)
 
 
-class _Mark(msgspec.Struct, omit_defaults=True):
-    """That an event's effects are there, and what they led to; or that the event was given up without them."""
+class _Completion(msgspec.Struct, omit_defaults=True):
+    """The completion record of an event: its effects are committed, with these events; or it was given up."""
 
     events: list[Encoded] = []
     is_given_up: bool = False
 
 
 class EffectTransaction:
-    """Reads and writes of one bucket that happen together with the mark that the event is done, or not at all.
+    """Reads and writes of one bucket that are committed together with the event's completion record, or not at all.
 
-    What was read must not have changed at the commit; if it has, the handler is run again. Marks are keys
-    ``_done.<handler>.<event id>`` of the same bucket, and go away after ``remember_s``.
+    If a key that was read has changed at the commit, the handler is run again. Completion records are the keys
+    ``_done.<handler>.<event id>`` of the same bucket, and expire after ``remember_s``.
     """
 
     def __init__(self, bucket: KeyValue, handler: str, event_id: str, *, remember_s: float) -> None:
         self._bucket, self._ttl_s = bucket, remember_s
-        self._mark = f"_done.{handler}.{escape_token(event_id)}"
+        self._done_key = f"_done.{handler}.{escape_token(event_id)}"
         self._read: dict[str, int] = {}
         self._writes: dict[str, bytes | None] = {}
         self._has_ended = False
 
     async def committed(self) -> list[Encoded] | None:
-        """The events that follow from the effects, if these are there; None if they are not.
+        """The events that the handler returned, if its effects are committed; None if they are not.
 
-        An event that was given up may be tried again from now on.
+        If the event was given up before, attempts may commit again from now on.
         """
         while True:
             try:
-                entry = await self._bucket.get(self._mark)
+                entry = await self._bucket.get(self._done_key)
             except KeyNotFound:
                 return None
-            mark = msgspec.json.decode(entry.value, type=_Mark)
-            if not mark.is_given_up:
-                return mark.events
+            completion = msgspec.json.decode(entry.value, type=_Completion)
+            if not completion.is_given_up:
+                return completion.events
             try:
-                await self._bucket.purge(self._mark, revision=entry.revision, ttl=self._ttl_s)
+                await self._bucket.purge(self._done_key, revision=entry.revision, ttl=self._ttl_s)
             except Conflict:
-                continue  # another worker was faster: look again
+                continue  # another worker changed the record in between
 
     async def give_up(self) -> list[Encoded] | None:
-        """Keep every earlier try from committing; if one has, return the events that follow from its effects.
+        """Keep all earlier attempts from committing; if one has committed, return its events.
 
-        The commit of a try whose time was over may have been on its way. It creates the mark, so it is refused once
-        there is another one.
+        The commit of an attempt that timed out may still be on its way to the server. A commit creates the completion
+        record, so it is refused once there is one.
         """
         while True:
             try:
-                await self._bucket.create(self._mark, msgspec.json.encode(_Mark(is_given_up=True)), ttl=self._ttl_s)
+                await self._bucket.create(
+                    self._done_key, msgspec.json.encode(_Completion(is_given_up=True)), ttl=self._ttl_s
+                )
             except KeyExists:
                 events = await self.committed()
                 if events is not None:
@@ -264,7 +275,7 @@ class EffectTransaction:
                 return None
 
     async def get(self, key: str) -> bytes | None:
-        """The value of a key, or None; what was put here counts.
+        """The value of a key, or None. Puts and deletes of this transaction are visible.
 
         Raises:
             UsageError: The transaction has ended, as in :meth:`put`.
@@ -284,7 +295,7 @@ class EffectTransaction:
         """Set a key at the commit.
 
         Raises:
-            UsageError: The transaction has ended, because the handler has returned or raised: nothing would be written.
+            UsageError: The transaction has ended with the handler, so the value would not be written.
         """
         self._check_open("put", key)
         self._writes[key] = value
@@ -295,7 +306,7 @@ class EffectTransaction:
         self._writes[key] = None
 
     def end(self) -> None:
-        """Refuse everything that comes from now on: a task that the handler has left behind may still write."""
+        """Refuse reads and writes from now on. A task that the handler left running may still try to write."""
         self._has_ended = True
 
     def _check_open(self, verb: str, key: str) -> None:
@@ -307,22 +318,22 @@ class EffectTransaction:
 
     @property
     def write_count(self) -> int:
-        """Keys that it puts or deletes."""
+        """Number of keys that it puts or deletes."""
         return len(self._writes)
 
     async def commit(self, events: list[Encoded]) -> list[Encoded]:
-        """Write everything and the mark with ``events``; nothing when another worker has written the mark meanwhile.
+        """Write all keys and the completion record with ``events``, unless another worker has completed the event.
 
-        Returns the events to publish: these, or those that the other worker's try led to.
+        Returns the events to publish: these, or the events of the other worker.
 
         Raises:
             Conflict: A key that was read has changed; nothing was written.
-            BatchInDoubt: No answer. The next attempt finds the mark, or does it all again.
+            BatchInDoubt: No answer. The next attempt finds the completion record, or runs the handler again.
         """
         self.end()
         try:
             async with self._bucket.transaction() as tx:
-                await tx.create(self._mark, msgspec.json.encode(_Mark(events)), ttl=self._ttl_s)
+                await tx.create(self._done_key, msgspec.json.encode(_Completion(events)), ttl=self._ttl_s)
                 for key, value in self._writes.items():
                     revision = self._read.get(key)
                     if value is None:
@@ -344,11 +355,11 @@ class EffectTransaction:
         return events
 
 
-def as_returned(name: str, result: Any, function: Callable[..., Any], result_type: Any = None) -> Any:
-    """A recorded result as the function returned it, where it is known what that was: JSON has few types.
+def as_returned(name: str, result: object, function: Callable[..., object], result_type: object = None) -> Any:
+    """Convert a recorded result to the type that the function returned, if that type is known.
 
     Args:
-        result_type: What the caller wants; None takes the function's annotation, and JSON's types where it has none.
+        result_type: The type that the caller wants; None takes the function's annotation, else JSON's types.
 
     Raises:
         ConfigError: The result is not of the type that the caller wants.
@@ -368,8 +379,18 @@ def as_returned(name: str, result: Any, function: Callable[..., Any], result_typ
         return result
 
 
-def _takes(function: Callable[..., Any], name: str) -> bool:
-    """Whether it has a parameter of this name."""
+def _with_each_name_once(pairs: list[tuple[str, Any]]) -> dict[str, object]:
+    """A JSON object; the keys 1 and "1" of a dict have the same name there, and one of their values would be lost."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"two keys of a dict have the name {twice!r} in JSON")
+    return found
+
+
+def _takes(function: Callable[..., object], name: str) -> bool:
+    """True if the function has a parameter of this name."""
     code = getattr(function, "__code__", None)
     if code is not None and not hasattr(function, "__wrapped__"):  # a tenth of the time of a signature
         return name in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]

@@ -39,7 +39,7 @@ PIN_GROUP = "readers"
 """The priority group of a partition's consumer."""
 
 SOURCE = "Nats-Stream-Source"
-"""The header in which the server says where a copy comes from. It replaces one that was there."""
+"""The header with the origin of a copy, which the server sets, replacing a header of this name."""
 
 MAX_PARTITIONS = 256
 """Each has two consumers on the server."""
@@ -68,7 +68,7 @@ def partition_consumer(handler: str, partition: int) -> str:
 
 
 def partition_transforms(
-    app: str, handler: str, partitions: int, events: Sequence[type], key: object
+    app: str, handler: str, partitions: int, events: Sequence[type[object]], key: object
 ) -> list[SubjectTransform]:
     """How the server makes the subjects of a partitioned handler.
 
@@ -120,7 +120,7 @@ def copied_from(headers: bytes | Headers | None, subject: str) -> CopiedFrom:
         headers: ``message.raw_headers``, or those of a stored message.
 
     Raises:
-        ProtocolError: It is no copy.
+        ProtocolError: The message is not a copy.
     """
     if isinstance(headers, Headers):
         lines = (f"{name}: {value}" for name, value in headers.multi_items())
@@ -128,12 +128,14 @@ def copied_from(headers: bytes | Headers | None, subject: str) -> CopiedFrom:
     words = (last_value(headers, SOURCE) or "").split(" ")
     tokens = subject.split(".", 4)
     if len(words) < 2 or not words[1].isdigit() or len(tokens) < 5:
-        raise ProtocolError(f"a message on {subject!r} is no copy of the application's stream: no Nats-Stream-Source")
+        raise ProtocolError(
+            f"a message on {subject!r} is not a copy of the application's stream: it has no Nats-Stream-Source"
+        )
     return CopiedFrom(words[0], int(words[1]), tokens[4])
 
 
 def without_server_headers(headers: Headers) -> Headers:
-    """The headers of the event, without those that copying and delivering added."""
+    """The headers of the event, without the headers that the server added to the copy."""
     kept = []
     for name, value in headers.multi_items():
         if name not in (SOURCE, "Nats-Pin-Id"):
@@ -142,7 +144,7 @@ def without_server_headers(headers: Headers) -> Headers:
 
 
 def assign(members: Collection[str], partitions: int) -> dict[str, list[int]]:
-    """Which worker should read which partitions: shares differ by one at most, and a change moves few.
+    """Assign partitions to workers. Shares differ by one at most, and a joining or leaving worker moves few partitions.
 
     Each partition goes to the worker with the highest score for it (rendezvous hashing) that has room left. So the
     answer depends on the names alone, and every worker that sees the same others has the same answer.
@@ -151,7 +153,7 @@ def assign(members: Collection[str], partitions: int) -> dict[str, list[int]]:
     if not names:
         return {}
     small, larger = divmod(partitions, len(names))
-    # Who has one more than the others is a matter of scores, too, not of the alphabet.
+    # The workers with one partition more are chosen by score as well, not by the alphabet.
     by_luck = sorted(names, key=lambda name: _score(name, -1))
     room = {name: small + (place < larger) for place, name in enumerate(by_luck)}
     found: dict[str, list[int]] = {name: [] for name in names}

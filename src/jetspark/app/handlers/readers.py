@@ -1,9 +1,8 @@
-"""Which partitions a worker reads: those that are its own among all workers, taken up and handed on as workers come
-and go.
+"""The partitions that a worker reads: its share among all workers, which changes when workers join or leave.
 
-A worker that joins or leaves changes the others' shares. Who loses a partition stops pulling, gives back what has not
-begun, and gives up its pin; what runs is finished here, and the next reader has later events of those keys wait for it.
-Who gets one pulls at once, and is served when the server has pinned it.
+A worker that loses a partition stops pulling, returns the events that have not begun, and gives up its pin. Events that
+run are finished there; the next reader holds back later events of their keys. A worker that gains a partition pulls at
+once, and receives messages when the server has pinned it.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class PartitionReaders:
 
     @property
     def sources(self) -> list[ConsumerSource]:
-        """All consumers of the handler, of events and of retries, also those that other workers read."""
+        """All consumers of the handler, of events and of retries, including the partitions of other workers."""
         retries = self._worker.store.retries
         return [
             *(
@@ -59,7 +58,7 @@ class PartitionReaders:
         ]
 
     async def open(self) -> None:
-        """Raises StreamNotFound or ConsumerNotFound when the application was not applied to this server."""
+        """Raises StreamNotFound or ConsumerNotFound if the application was not applied to this server."""
         worker = self._worker
         self._stream = await worker.store.js.stream(partition_stream(worker.app.name, worker.spec.name))
         names = [partition_consumer(worker.spec.durable, each) for each in range(self._partitions)]
@@ -67,7 +66,7 @@ class PartitionReaders:
         self._retries = [await worker.store.retries.consumer(name) for name in names]
 
     async def run(self, tasks: asyncio.TaskGroup) -> None:
-        """Keep to this worker's share, until cancelled."""
+        """Read this worker's share of the partitions, until cancelled."""
         self._beating = tasks.create_task(self._beat())
         changed, failures = self._worker.records.changed, 0
         while not self._worker.is_stopping:
@@ -77,19 +76,19 @@ class PartitionReaders:
                 failures = 0
             except JetSparkError as error:
                 failures += 1
-                self._worker.log.warning("rebalancing: %s", error)
+                self._worker.log.warning("partitions: rebalancing failed (%s); retried", error)
                 await asyncio.sleep(REBALANCE_PAUSE.wait_s(failures))
                 continue
             await changed.wait()
 
     async def leave(self) -> None:
-        """Let others take over everything: what has not begun is given back, what runs is finished here."""
+        """Hand on all partitions: events that have not begun are returned, events that run are finished here."""
         self.end()
         await asyncio.gather(*(self._hand_on(partition) for partition in list(self._readers)))
         await self._members.leave()
 
     def end(self) -> None:
-        """Stop what runs beside the reading."""
+        """Stop the heartbeat and the removal of old copies."""
         for task in (self._beating, self._tidying):
             if task is not None:
                 task.cancel()
@@ -100,10 +99,10 @@ class PartitionReaders:
             try:
                 await self._members.beat()
             except JetSparkError as error:
-                self._worker.log.warning("saying that this worker lives: %s", error)
+                self._worker.log.warning("heartbeat failed (%s); sent again in %.1f s", error, self._members.beat_s)
 
     async def _rebalance(self, tasks: asyncio.TaskGroup) -> None:
-        # This worker counts, even where its record has run out because it was away for a moment.
+        # This worker counts even if its record has expired, because it was away for a moment.
         wanted = set(assign({*self._members.alive, self._members.id}, self._partitions)[self._members.id])
         await asyncio.gather(*(self._hand_on(each) for each in list(self._readers) if each not in wanted))
         for partition in sorted(wanted - self._readers.keys()):

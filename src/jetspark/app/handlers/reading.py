@@ -1,16 +1,16 @@
-"""What a message is to a handler: an event and its key, or why it is none. Pure.
+"""Reading messages for a handler: the event and its key, or the error that prevents it. Pure.
 
-A message that cannot be read has a key all the same, as far as that can be told: later events of the key must not pass
-it, and when it is redriven, by code that can read it, it has to be in order.
+A message that cannot be decoded gets a key if its envelope or its subject names one: later events of the key must not
+pass it, and it has to be in order when newer code that can decode it handles its redrive.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from jetspark.app.contracts.catalogue import Catalogue, contract_of
-from jetspark.app.contracts.envelope import RawHeaders, decode, read_key
-from jetspark.app.contracts.faults import USER_ERRORS
+from jetspark.app.contracts.envelope import Decoded, RawHeaders, decode, read_key
+from jetspark.app.contracts.faults import user_errors
 from jetspark.app.contracts.tokens import key_fault, text_of
 from jetspark.app.handlers.retry import Reject
 from jetspark.errors import ConfigError, ContractViolation
@@ -29,15 +29,17 @@ class HandlerReading:
         self._kinds = frozenset(spec.events)
         self._contracts = [contract_of(kind) for kind in spec.events]
 
-    def read(self, subject: str, data: bytes, headers: RawHeaders) -> tuple[Any, str | None]:
-        """The event, or the error that says why it is none; and its key, None for none."""
+    def read(self, subject: str, data: bytes, headers: RawHeaders) -> tuple[Decoded | Exception, str | None]:
+        """Decode a message; returns the event, or the error that prevented it, and the key, if it has one."""
         return _checked(*self._read(subject, data, headers))
 
-    def unread(self, error: Exception, subject: str, data: bytes, headers: RawHeaders) -> tuple[Exception, str | None]:
-        """What :meth:`read` returns of a message that must not be decoded, because of ``error``: runs no user code."""
+    def unread(
+        self, error: Exception, subject: str, data: bytes, headers: RawHeaders
+    ) -> tuple[Decoded | Exception, str | None]:
+        """As :meth:`read`, for a message that must not be decoded because of ``error``. No user code runs."""
         return _checked(error, self._key_of_unreadable(subject, data, headers) if self._keyed else None)
 
-    def _read(self, subject: str, data: bytes, headers: RawHeaders) -> tuple[Any, str | None]:
+    def _read(self, subject: str, data: bytes, headers: RawHeaders) -> tuple[Decoded | Exception, str | None]:
         try:
             decoded = decode(subject, data, headers, self._catalogue)
         except ContractViolation as error:
@@ -51,16 +53,18 @@ class HandlerReading:
             if isinstance(spec.key, str):
                 return decoded, _as_text(getattr(decoded.event, spec.key))
             return decoded, _as_text(spec.key(decoded.event))
-        except USER_ERRORS as error:  # it must not end the worker, which would get the event again
-            return Reject(f"key={spec.key!r} of handler {spec.name!r} cannot be told of this event: {error}"), None
+        except (
+            user_errors()
+        ) as error:  # it must not end the worker: the event would be redelivered, and end the next one
+            return Reject(f"key={spec.key!r} of handler {spec.name!r} failed for this event: {error}"), None
 
     def _key_of_unreadable(self, subject: str, data: bytes, headers: RawHeaders) -> str | None:
-        """By the envelope, else by the subject. A key that is a function of the event cannot be told."""
+        """The key by the envelope, else by the subject; None if the key is a function of the event."""
         own = self._spec.key
         if own is not None and not isinstance(own, str):
             return None
         candidates = [each for each in self._contracts if each.subject.values_of(subject) is not None]
-        # The envelope names the key of the event, which that of the handler need not be.
+        # The envelope has the event's own key. The handler's key may be another field.
         if own is None or (candidates and all(each.key == own for each in candidates)):
             named = read_key(data, headers)
             if named is not None:
@@ -70,17 +74,17 @@ class HandlerReading:
         else:
             found = {(each.subject.values_of(subject) or {}).get(own) for each in candidates}
         found.discard(None)
-        return found.pop() if len(found) == 1 else None  # two types that disagree tell nothing
+        return found.pop() if len(found) == 1 else None  # None if two types disagree
 
 
-def _checked(event: Any, key: str | None) -> tuple[Any, str | None]:
+def _checked(event: Decoded | Exception, key: str | None) -> tuple[Decoded | Exception, str | None]:
     if key is None or (fault := key_fault(key)) is None:
         return event, key
-    # There could be no letter under this key.
+    # A dead letter could not be stored under this key.
     return event if isinstance(event, Exception) else Reject(f"it cannot be kept in order: {fault}"), None
 
 
-def _as_text(key: Any) -> str | None:
+def _as_text(key: object) -> str | None:
     """A key as text: as it is in a subject, where it can be in one."""
     if key is None or key.__class__ is str:
         return key

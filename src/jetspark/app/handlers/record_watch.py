@@ -1,4 +1,4 @@
-"""What a worker hears of the handlers' bucket: keys that are parked, and, with partitions, who else is there."""
+"""A worker's watch of the handlers' bucket: parked keys, and with partitions the other workers."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import json
 import os
 import secrets
 import socket
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from jetspark.errors import Conflict, JetSparkError, KeyNotFound, RequestTimeout
 
@@ -17,26 +17,27 @@ if TYPE_CHECKING:
     from jetspark.aio.kv import KeyValue
     from jetspark.app.handlers.handler_store import HandlerStore
     from jetspark.app.handlers.machine import HandlerMachine
+    from jetspark.jetstream.kv import KVEntry
 
 __all__ = ["Members", "RecordWatch"]
 
-# A worker says this often within ``takeover_s`` that it lives: two of three may be late.
+# Heartbeats within ``takeover_s``: two of three may be late.
 BEATS = 3
-# How long the mark of a worker that has left stays in the bucket.
-MARK_TTL_S = 60.0
-# The watch is some milliseconds behind. While it is behind for longer, pulled events wait, and the log has to say so.
+# The time that the tombstone of a worker that has left stays in the bucket.
+TOMBSTONE_TTL_S = 60.0
+# The watch lags by some milliseconds. While it lags for longer, pulled events wait, and the log has to show that.
 CATCH_UP_S = 5.0
 
 
 class Members:
-    """The workers of a handler with partitions: a record for each, which goes away unless it is renewed."""
+    """The workers of a handler with partitions: one record each, which expires unless it is renewed."""
 
     def __init__(self, records: KeyValue, handler: str, takeover_s: float) -> None:
         self._records, self._handler = records, handler
         self.id = secrets.token_hex(8)
         self.ttl_s = max(1.0, takeover_s)
         self.alive: set[str] = set()
-        """As the bucket says; this worker is one of them once it has joined."""
+        """Ids of the workers with a record, this worker included once it has joined."""
         self._revision = 0
         self._lock = asyncio.Lock()
 
@@ -46,7 +47,7 @@ class Members:
 
     @property
     def key(self) -> str:
-        """Of this worker's own record."""
+        """The key of this worker's record."""
         return f"members.{self._handler}.{self.id}"
 
     @property
@@ -54,7 +55,7 @@ class Members:
         return self.ttl_s / BEATS
 
     async def beat(self) -> int:
-        """Write this worker's record anew, and return its revision."""
+        """Renew this worker's record, and return its revision."""
         value = json.dumps({"host": socket.gethostname(), "pid": os.getpid()}).encode()
         async with self._lock:
             while True:
@@ -66,19 +67,19 @@ class Members:
                     else:
                         self._revision = await self._records.create(self.key, value, ttl=self.ttl_s)
                     return self._revision
-                except Conflict:  # it went away meanwhile, or an answer to an earlier beat was lost
+                except Conflict:  # it has expired, or the answer to an earlier beat was lost
                     with suppress(KeyNotFound):
                         self._revision = 0
                         self._revision = (await self._records.get(self.key)).revision
 
     async def leave(self) -> None:
-        """Have the others take over at once. If this fails, they do after the record's TTL."""
+        """Remove the record, so that others take over at once. If this fails, they do after the record's TTL."""
         with suppress(JetSparkError):
             async with self._lock:
-                await self._records.purge(self.key, ttl=MARK_TTL_S)
+                await self._records.purge(self.key, ttl=TOMBSTONE_TTL_S)
 
-    def note(self, entry: Any) -> bool:
-        """Take in a change; returns whether somebody came or went."""
+    def apply(self, entry: KVEntry) -> bool:
+        """Apply a change of a worker's record; returns whether a worker joined or left."""
         name = entry.key.rsplit(".", 1)[-1]
         is_alive = entry.operation == "put"
         if (name in self.alive) == is_alive:
@@ -88,34 +89,37 @@ class Members:
 
 
 class RecordWatch:
-    """Follows parked keys, and workers that come and go, in the order in which they were written."""
+    """Follows changes of parked keys and workers, in the order in which they were written."""
 
     def __init__(self, store: HandlerStore, machine: HandlerMachine, members: Members | None) -> None:
         self._store, self._machine, self.members = store, machine, members
         self.changed = asyncio.Event()
-        """Another worker came or went."""
+        """Set when another worker joins or leaves."""
         self._seen = 0
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
         filters = [f"parked.{store.handler}.>", *([members.filter] if members is not None else [])]
-        self.changes = cast("AsyncGenerator[Any, None]", store.records.watch(*filters, initial_marker=True))
+        self.changes = cast("AsyncGenerator[KVEntry | None, None]", store.records.watch(*filters, initial_marker=True))
 
     async def load(self) -> None:
-        """Take in what is there now."""
+        """Apply the records that are stored now."""
         async for entry in self.changes:
             if entry is None:
                 return
-            self._note(entry)
+            self._apply(entry)
 
     async def follow(self, wake: Callable[[], None]) -> None:
-        async for entry in cast(AsyncIterator[Any], self.changes):
-            self._note(entry)
-            wake()
+        async for entry in self.changes:
+            if entry is not None:
+                self._apply(entry)
+                wake()
 
     async def catch_up(self) -> None:
-        """Return when everything is known that was written before the call: this worker's own record is the mark.
+        """Return when every record that was written before the call is applied.
+
+        The watch is up to date when it has delivered a new heartbeat of this worker.
 
         Raises:
-            RequestTimeout: The watch has not come that far within ``CATCH_UP_S``.
+            RequestTimeout: It was not delivered within ``CATCH_UP_S``.
         """
         if self.members is None:
             return
@@ -130,21 +134,21 @@ class RecordWatch:
                 behind = f"the watch of the handlers' bucket is at revision {self._seen}, behind {revision}"
                 raise RequestTimeout(behind, CATCH_UP_S) from None
 
-    def _note(self, entry: Any) -> None:
+    def _apply(self, entry: KVEntry) -> None:
         self._seen = max(self._seen, entry.revision)
         if entry.key.startswith("members."):
             assert self.members is not None
-            if self.members.note(entry):
+            if self.members.apply(entry):
                 self.changed.set()
         else:
-            self._note_parked(entry)
+            self._apply_parked(entry)
         for revision, reached in self._waiting:
             if revision <= self._seen and not reached.done():
                 reached.set_result(None)
         self._waiting = [each for each in self._waiting if not each[1].done()]
 
-    def _note_parked(self, entry: Any) -> None:
-        """What is older than what this process wrote is its own echo."""
+    def _apply_parked(self, entry: KVEntry) -> None:
+        """Apply the record of a parked key, unless this process has written or applied a newer one."""
         store, machine = self._store, self._machine
         if entry.operation == "put":
             fields = json.loads(entry.value)

@@ -1,15 +1,15 @@
-"""Tells the observers of an application what its handlers do; there is none of these where nobody observes."""
+"""Reports to the observers of an application. A handler without observers has none of this."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Literal
 
 from jetspark.app.contracts.envelope import Decoded
-from jetspark.app.handlers.retry import Bury, Decided, Skip, WaitHere, WaitLong
-from jetspark.app.handlers.settling import CloseLetter, TellDropped, WriteLetter
+from jetspark.app.handlers.handler_steps import CloseDeadLetter, HandlerStep, ReportDropped, WriteDeadLetter
+from jetspark.app.handlers.retry import Decided, GiveUp, Skip, WaitHere, WaitLong
 from jetspark.app.telemetry import (
     AttemptOutcome,
     AttemptResult,
@@ -28,7 +28,7 @@ __all__ = ["HandlerReports"]
 
 
 class HandlerReports:
-    """What is told of one handler in one process."""
+    """The reports of one handler in one process."""
 
     def __init__(
         self, app: AppSpec, spec: HandlerSpec, observers: Sequence[HandlerObserver], log: logging.Logger
@@ -36,50 +36,54 @@ class HandlerReports:
         self._app, self._spec, self._observers, self._log = app, spec, observers, log
         self._loop = asyncio.get_running_loop()
         self._running: dict[WorkItem, tuple[HandlerAttempt, float]] = {}
-        self._ended_s: dict[WorkItem, float] = {}
+        self._ended: dict[WorkItem, tuple[float, BaseException | None]] = {}
+        """When the handler's code ended, and its error."""
         self._wrong: set[tuple[int, str]] = set()
-        """Observers and methods that have raised something."""
+        """Observers and methods that have raised an error."""
 
-    def started(self, items: Iterable[WorkItem]) -> None:
+    def started(self, item: WorkItem) -> None:
+        event = item.event if isinstance(item.event, Decoded) else None
+        attempt = HandlerAttempt(
+            app=self._app.name,
+            handler=self._spec.name,
+            event_type=None if event is None else event.type,
+            event_id=None if event is None else event.id,
+            key=item.key,
+            stream=self._app.stream,
+            sequence=item.sequence,
+            attempt=item.attempts,
+            redrives=item.redrives,
+            correlation_id=None if event is None else event.correlation_id,
+            decoded=event,
+        )
+        self._running[item] = attempt, self._loop.time()
+        self._call("on_started", attempt)
+
+    def ended(self, item: WorkItem, error: BaseException | None) -> None:
+        """The handler's own code ended, with ``error`` or without."""
+        self._ended[item] = self._loop.time(), error
+
+    def batch_started(self, items: Iterable[WorkItem]) -> None:
         for item in items:
-            event = item.event if isinstance(item.event, Decoded) else None
-            attempt = HandlerAttempt(
-                app=self._app.name,
-                handler=self._spec.name,
-                event_type=None if event is None else event.type,
-                event_id=None if event is None else event.id,
-                key=item.key,
-                stream=self._app.stream,
-                sequence=item.sequence,
-                attempt=item.attempts,
-                redrives=item.redrives,
-                correlation_id=None if event is None else event.correlation_id,
-                decoded=event,
-            )
-            self._running[item] = attempt, self._loop.time()
-            self._tell("on_started", attempt)
+            if item not in self._running:  # else it was started with its batch, and is tried alone now
+                self.started(item)
 
-    def ended(self, items: Iterable[WorkItem]) -> None:
-        """The handler's own code has ended."""
+    def batch_ended(self, items: Iterable[WorkItem], error: BaseException | None) -> None:
+        """The handler's own code ended. The time of an event that is tried alone later is that of its batch."""
         now = self._loop.time()
         for item in items:
-            self._ended_s.setdefault(item, now)
+            since, _ = self._ended.get(item, (now, None))
+            self._ended[item] = since, error
 
-    async def settle(self, item: WorkItem, error: BaseException | None, work: Awaitable[Decided]) -> Decided:
-        """Have it settled, and tell what was decided."""
-        self.ended([item])
-        try:
-            decided = await work
-        except BaseException:  # also when cancelled: what was started is told to have ended, however it did
+    def concluded(self, item: WorkItem, error: BaseException | None, decided: Decided | None) -> None:
+        """The outcome of an attempt is stored; None: another worker decides."""
+        if error is None:
+            self.finished(item, "done")
+        elif decided is None:
             self.finished(item, "given_back", error)
-            raise
-        self._decided(item, error, decided)
-        return decided
-
-    def _decided(self, item: WorkItem, error: BaseException | None, decided: Decided) -> None:
-        if isinstance(decided, WaitHere | WaitLong):
+        elif isinstance(decided, WaitHere | WaitLong):
             self.finished(item, "retry", error, decided.seconds)
-        elif isinstance(decided, Bury):
+        elif isinstance(decided, GiveUp):
             self.finished(item, "dead_letter" if self._spec.dead_letter else "dropped", error)
         else:
             self.finished(item, "skipped" if isinstance(error, Skip) else "done", error)
@@ -91,20 +95,26 @@ class HandlerReports:
         error: BaseException | None = None,
         retry_in_s: float | None = None,
     ) -> None:
-        now = self._loop.time()
-        ended = self._ended_s.pop(item, now)
-        attempt, began = self._running.pop(item, (None, now))
-        if attempt is not None:
-            result = AttemptResult(outcome=outcome, seconds=ended - began, error=error, retry_in_s=retry_in_s)
-            self._tell("on_finished", attempt, result)
+        end = self._ended.pop(item) if item in self._ended else (self._loop.time(), None)
+        if item in self._running:
+            (ended, last_error), (attempt, began) = end, self._running.pop(item)
+            result = AttemptResult(
+                outcome=outcome,
+                seconds=ended - began,
+                error=last_error if error is None else error,
+                retry_in_s=retry_in_s,
+            )
+            self._call("on_finished", attempt, result)
 
-    def step(self, step: Any) -> None:
-        """A step was done that changed something."""
-        if not isinstance(step, WriteLetter | CloseLetter | TellDropped):
+    def step(self, step: HandlerStep) -> None:
+        """A step was performed that changed a dead letter, or dropped an event."""
+        if not isinstance(step, WriteDeadLetter | CloseDeadLetter | ReportDropped):
             return
-        item, cause = step.item, None if isinstance(step, CloseLetter) else step.cause
-        status: Any = "closed" if isinstance(step, CloseLetter) else "dropped"
-        if isinstance(step, WriteLetter):
+        item, cause = step.item, None if isinstance(step, CloseDeadLetter) else step.cause
+        status: Literal["open", "behind", "closed", "dropped"] = "dropped"
+        if isinstance(step, CloseDeadLetter):
+            status = "closed"
+        elif isinstance(step, WriteDeadLetter):
             status = "open" if step.behind is None else "behind"
         change = LetterChange(
             app=self._app.name,
@@ -116,19 +126,21 @@ class HandlerReports:
             error=None if cause is None else cause.error,
             attempts=item.attempts,
         )
-        self._tell("on_letter", change)
+        self._call("on_letter", change)
 
     def held(self, held: HeldEvents) -> None:
-        self._tell("on_held", held)
+        self._call("on_held", held)
 
     def paused(self, seconds: float) -> None:
-        self._tell("on_paused", self._spec.name, seconds)
+        self._call("on_paused", self._spec.name, seconds)
 
-    def _tell(self, method: str, *arguments: Any) -> None:
-        for place, observer in enumerate(self._observers):
+    def _call(self, method: str, *arguments: object) -> None:
+        for index, observer in enumerate(self._observers):
             try:
                 getattr(observer, method)(*arguments)
             except Exception:
-                if (place, method) not in self._wrong:
-                    self._wrong.add((place, method))
-                    self._log.exception("observer %r, %s: it is told on, and this is logged once", observer, method)
+                if (index, method) not in self._wrong:
+                    self._wrong.add((index, method))
+                    self._log.exception(
+                        "observer %r: %s failed; it is called again, and not logged again", observer, method
+                    )

@@ -1,7 +1,7 @@
-"""What to do with a failure: pure decisions, with the attempt, the error and the chance as arguments.
+"""Decisions about failed attempts. Pure: the attempt, the error and a random number are arguments.
 
-A handler says what it means with an exception: :class:`Reject` (never again), :class:`RetryIn` (later, at a time it
-names) or :class:`Skip` (done, and nothing to do). Every other exception is judged by the policy.
+A handler decides itself by raising :class:`Reject` (never again), :class:`RetryIn` (after a time that it gives) or
+:class:`Skip` (done without effect). For every other exception the policy decides.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from jetspark.errors import ConfigError, ContractViolation, JetSparkError, Permi
 
 __all__ = [
     "Breaker",
-    "Bury",
     "Decided",
     "Finish",
+    "GiveUp",
     "HandlerTimeout",
     "Reject",
     "Retry",
@@ -45,7 +45,7 @@ class Reject(JetSparkError):
 
 
 class Skip(JetSparkError):
-    """Raised by a handler: there is nothing to do for this event. It counts as handled."""
+    """Raised by a handler that has nothing to do for this event. The event counts as handled."""
 
     def __init__(self, reason: str = "") -> None:
         super().__init__(reason)
@@ -67,7 +67,7 @@ class RetryIn(JetSparkError):
 
 
 class HandlerTimeout(JetSparkError, TimeoutError):
-    """The handler ran for longer than its ``timeout`` and was cancelled; what it did until then is done."""
+    """The handler ran for longer than its ``timeout`` and was cancelled; its effects until then are not undone."""
 
     def __init__(self, handler: str, timeout_s: float) -> None:
         super().__init__(handler, timeout_s)
@@ -95,7 +95,7 @@ class RetryPolicy:
     first_s: float = 0.2
     max_s: float = 3600.0
     jitter: float = 0.5
-    """Part of a wait that is left to chance: 0 is none, 1 is anything down to no wait at all."""
+    """The part of a wait, from 0 to 1, that is random: with 0.5 a wait of 10 s takes 5 to 10 s."""
     in_lane_s: float = 10.0
     transient: tuple[type[BaseException], ...] = ()
     """Errors that are retried, subclasses included. ``PermissionDenied`` is retried only if it is named itself."""
@@ -124,9 +124,9 @@ class RetryPolicy:
         if self.unknown not in ("retry", "dead_letter"):
             raise ConfigError(f"unknown={self.unknown!r}: expected 'retry' or 'dead_letter'")
 
-    def wait_s(self, attempts: int, chance: float) -> float:
-        """How long to wait after this many attempts have failed; ``chance`` is from 0 to 1."""
-        return Backoff(self.first_s, self.max_s).wait_s(attempts) * (1 - self.jitter * chance)
+    def wait_s(self, attempts: int, random_fraction: float) -> float:
+        """The wait after this many failed attempts; ``random_fraction`` is a random number from 0 to 1."""
+        return Backoff(self.first_s, self.max_s).wait_s(attempts) * (1 - self.jitter * random_fraction)
 
 
 Retry = RetryPolicy
@@ -135,7 +135,7 @@ Retry = RetryPolicy
 @explained
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Breaker:
-    """Leaves a handler alone that fails again and again, in every process.
+    """Pauses a handler that keeps failing, in every process.
 
     After ``failures`` failed attempts in a row, the handler's consumer is paused in the server for ``open_s`` seconds,
     so no worker gets anything. Then one event is tried. Errors that are final do not count: they are the event's.
@@ -171,24 +171,24 @@ class WaitLong:
 
 
 @dataclass(frozen=True, slots=True)
-class Bury:
+class GiveUp:
     """Write a dead letter, and acknowledge it."""
 
     is_transient: bool
-    """It was tried as often as the policy says; otherwise trying again was pointless."""
+    """All attempts of the policy are used up; otherwise a retry is pointless."""
 
 
-Decided: TypeAlias = Finish | WaitHere | WaitLong | Bury
+Decided: TypeAlias = Finish | WaitHere | WaitLong | GiveUp
 
 
 def is_transient(policy: RetryPolicy, error: BaseException) -> bool:
-    """Whether the same event may succeed later."""
+    """True if the same event may succeed later."""
     if isinstance(error, Reject | ContractViolation):
         return False
     if isinstance(error, RetryIn | HandlerTimeout):
         return True
     if isinstance(error, PermissionDenied):
-        # It is an OSError, too, and whoever calls those transient does not mean it.
+        # It is a subclass of OSError, and a policy that retries OSError does not mean this one.
         return PermissionDenied in policy.transient
     for kind in type(error).__mro__:
         if kind in policy.transient:
@@ -198,23 +198,23 @@ def is_transient(policy: RetryPolicy, error: BaseException) -> bool:
     return policy.unknown == "retry"
 
 
-def decide(policy: RetryPolicy, attempts: int, error: BaseException, chance: float) -> Decided:
-    """What happens after the attempt number ``attempts``, the first one being 1, has ended with ``error``."""
+def decide(policy: RetryPolicy, attempts: int, error: BaseException, random_fraction: float) -> Decided:
+    """Decide on an event whose attempt number ``attempts``, counted from 1, ended with ``error``."""
     if isinstance(error, Skip):
         return Finish()
     if not is_transient(policy, error):
-        return Bury(is_transient=False)
+        return GiveUp(is_transient=False)
     if attempts >= policy.attempts:
-        return Bury(is_transient=True)
-    wait_s = error.seconds if isinstance(error, RetryIn) else policy.wait_s(attempts, chance)
+        return GiveUp(is_transient=True)
+    wait_s = error.seconds if isinstance(error, RetryIn) else policy.wait_s(attempts, random_fraction)
     return WaitHere(wait_s) if wait_s <= policy.in_lane_s else WaitLong(wait_s)
 
 
 def deciding_error(policy: RetryPolicy, error: BaseException) -> BaseException:
-    """The error that decides what becomes of an event: of a group, such as a ``TaskGroup`` raises, one of those in it.
+    """The error that the decision is based on: for a group, such as a ``TaskGroup`` raises, one of its members.
 
-    It is the first one after which trying again is pointless (:class:`Reject`, or final by the policy); else the
-    :class:`RetryIn` with the longest wait; else the first one that may pass; and :class:`Skip` only where all are.
+    Chosen is the first member that makes a retry pointless (:class:`Reject`, or final by the policy); else the
+    :class:`RetryIn` with the longest wait; else the first transient error; :class:`Skip` only if all members are.
     """
     if not isinstance(error, BaseExceptionGroup):
         return error

@@ -1,4 +1,4 @@
-"""How much a worker may pull, divided between those who pull: the stream or its partitions, and their retries."""
+"""The room for messages in a worker, divided between its pulls: the stream or its partitions, and their retries."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ __all__ = ["Hold", "Room", "Side"]
 
 Side: TypeAlias = Literal["stream", "retries"]
 
-# Retries and redrives may fill this part of what a handler holds; the rest is for its stream.
+# Retries and redrives may fill one part in this many of a handler's room; the rest is for its stream.
 RETRY_SHARE = 8
 
 
 class Room:
     """The free places of a handler in one process.
 
-    Two pulls never ask for the same room, so together they keep to the machine's bounds: what a pull has asked for is
-    taken until its messages are received.
+    Two pulls never request the same room, so together they keep to the machine's bounds: the room that a pull has
+    requested is reserved until its messages are received.
     """
 
     def __init__(self, machine: HandlerMachine) -> None:
@@ -35,36 +35,44 @@ class Room:
         }
         self._asked: dict[Side, Credit] = {"stream": Credit(0, 0), "retries": Credit(0, 0)}
         self._of_retries = Credit(0, 0)
+        self._retries: set[WorkItem] = set()
 
     @property
     def of_stream(self) -> int:
-        """How many messages are held that came from the stream."""
+        """Number of held messages that came from the stream."""
         return self._machine.held - self._of_retries.messages
 
     def free(self, side: Side, shares: int) -> Credit:
-        """What one of ``shares`` pulls may ask for now."""
+        """The room that one of ``shares`` pulls may request now."""
         used = self._of_retries
         if side == "stream":
             used = Credit(self._machine.held - used.messages, self._machine.held_bytes - used.bytes)
         size, asked = self._sizes[side], self._asked[side]
         messages, in_bytes = size.messages - used.messages, size.bytes - used.bytes
-        # A share of what is not held, and no more than nobody else has asked for.
+        # A share of the room that is not held, and no more than is not reserved.
         return Credit(
             min(max(1, messages // shares), messages - asked.messages),
             min(max(1, in_bytes // shares), in_bytes - asked.bytes),
         )
 
     def taken(self, side: Side, credit: Credit) -> Hold:
-        """Nobody else may ask for this within the ``with`` block."""
+        """Reserve room within the ``with`` block."""
         return Hold(self._asked, side, credit)
 
-    def count_retry(self, item: WorkItem, sign: int) -> None:
-        held = self._of_retries
-        self._of_retries = Credit(held.messages + sign, held.bytes + sign * item.size_bytes)
+    def add_retry(self, item: WorkItem) -> None:
+        """Count a retry or redrive that the worker holds now."""
+        self._retries.add(item)
+        self._of_retries = Credit(len(self._retries), self._of_retries.bytes + item.size_bytes)
+
+    def drop_retry(self, item: WorkItem) -> None:
+        """Count it no more. A second call changes nothing: a batch that is interrupted may release its items twice."""
+        if item in self._retries:
+            self._retries.remove(item)
+            self._of_retries = Credit(len(self._retries), self._of_retries.bytes - item.size_bytes)
 
 
 class Hold:
-    """Room that one pull has asked for."""
+    """The room that one pull has reserved."""
 
     def __init__(self, asked: dict[Side, Credit], side: Side, credit: Credit) -> None:
         self._asked, self._side, self._credit = asked, side, Credit(0, 0)

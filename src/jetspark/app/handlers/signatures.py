@@ -1,7 +1,7 @@
 """Check what a handler is declared with: its events, its function's parameters, and its key.
 
-What is wrong here would fail for every event, and make each of them a dead letter. Types that only exist inside a
-function, or for type checkers, cannot be looked up: what they would tell is checked when the application starts.
+A mistake in a declaration would fail for every event, and make each of them a dead letter. Types that exist only inside
+a function, or for type checkers, cannot be resolved here: they are checked when the application starts.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import dataclasses
 import inspect
 import types
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -28,14 +28,15 @@ _POSITIONAL = (
     inspect.Parameter.POSITIONAL_OR_KEYWORD,
     inspect.Parameter.VAR_POSITIONAL,
 )
+_NEVER_EVENTS = {bool, int, float, complex, str, bytes, bytearray, dict, set, frozenset}
 _CONTAINERS = (list, tuple, set, frozenset, dict, msgspec.Struct)
 
 
-def check_events(where: str, events: Sequence[Any]) -> None:
+def check_events(where: str, events: Sequence[object]) -> None:
     """Check the types of events that a handler takes.
 
     Raises:
-        ConfigError: There is none, or one is not a type of event.
+        ConfigError: The sequence is empty, or contains something other than a type of event.
     """
     if not events:
         raise ConfigError(f"{where}: expected at least one event type")
@@ -44,7 +45,7 @@ def check_events(where: str, events: Sequence[Any]) -> None:
         contract_of(kind)
 
 
-def check_key(where: str, key: Any, events: Sequence[type[Any]]) -> None:
+def check_key(where: str, key: object, events: Sequence[type[object]]) -> None:
     """Check a key: a field that every event has, or a function that takes an event.
 
     Raises:
@@ -80,7 +81,7 @@ def _check_key_function(where: str, key: Callable[..., Any]) -> None:
         )
 
 
-def _check_key_field(where: str, key: str, kind: type[Any]) -> None:
+def _check_key_field(where: str, key: str, kind: type[object]) -> None:
     hint = _hints(kind).get(key, Any)
     for each in _alternatives(hint):
         plain = typing.get_origin(each) or each
@@ -92,11 +93,13 @@ def _check_key_field(where: str, key: str, kind: type[Any]) -> None:
             )
 
 
-def check_function(where: str, function: Any, events: Sequence[type[Any]], *, is_batch: bool) -> None:
-    """Check a handler's function: it is async, takes the event first, and names the type of everything else it takes.
+def check_function(
+    where: str, function: Callable[..., object], events: Sequence[type[object]], *, is_batch: bool
+) -> None:
+    """Check a handler's function: an async function of the event, with a type for each other parameter.
 
     Raises:
-        ConfigError: It does not.
+        ConfigError: A parameter or the annotation of its result does not fit.
     """
     if not inspect.iscoroutinefunction(function):
         raise ConfigError(f"{where}: expected an async function")
@@ -114,10 +117,16 @@ def check_function(where: str, function: Any, events: Sequence[type[Any]], *, is
             )
     if first.kind is not inspect.Parameter.VAR_POSITIONAL:
         _check_first(where, function, first, events, is_batch)
+    if not is_batch:
+        _check_result(where, function)
 
 
 def _check_first(
-    where: str, function: Any, first: inspect.Parameter, events: Sequence[type[Any]], is_batch: bool
+    where: str,
+    function: Callable[..., object],
+    first: inspect.Parameter,
+    events: Sequence[type[object]],
+    is_batch: bool,
 ) -> None:
     """Check that the first parameter's annotation, as far as it can be looked up, allows every event."""
     hint = _hints(function).get(first.name, Any)
@@ -125,11 +134,14 @@ def _check_first(
     expected = f"{first.name}: list[{names}]" if is_batch else f"{first.name}: {names}"
     shown = getattr(hint, "__name__", str(hint)) if isinstance(hint, type) else str(hint)
     wrong = ConfigError(f"{where}: its first parameter is `{first.name}: {shown}`: expected `{expected}`")
-    if is_batch:
-        if isinstance(hint, type) and (hint is Context or hasattr(hint, "__contract__")):
-            raise wrong
-        return
     kinds = [typing.get_origin(each) or each for each in _alternatives(hint)]
+    if is_batch:
+        if Any not in kinds and all(isinstance(kind, type) and not _is_subclass(list, kind) for kind in kinds):
+            raise wrong
+        items = typing.get_args(hint)
+        if len(kinds) > 1 or len(items) != 1:
+            return
+        kinds = [typing.get_origin(each) or each for each in _alternatives(items[0])]
     if Any in kinds or not all(isinstance(kind, type) for kind in kinds):
         return  # Any, a type variable: whatever it takes
     for event in events:
@@ -137,14 +149,37 @@ def _check_first(
             raise wrong
 
 
-def _is_subclass(event: type[Any], kind: type[Any]) -> bool:
+def _check_result(where: str, function: Callable[..., object]) -> None:
+    """Check that the annotation of the result, as far as it can be looked up, allows what can be published.
+
+    A wrong result fails only after the handler has done its work, for every event. Classes without a contract pass:
+    they may be bases of events, or become events later.
+    """
+    for each in _alternatives(_hints(function).get("return", Any)):
+        plain = typing.get_origin(each) or each
+        is_list = isinstance(plain, type) and issubclass(plain, list | tuple)
+        for kind in _item_kinds(each) if is_list else [plain]:
+            if isinstance(kind, type) and (
+                kind in _NEVER_EVENTS or issubclass(kind, list | tuple | Iterator | AsyncIterator)
+            ):
+                shown = getattr(each, "__name__", str(each)) if isinstance(each, type) else str(each)
+                raise ConfigError(f"{where}: it returns `{shown}`: expected an event, a list of events, or None")
+
+
+def _item_kinds(hint: object) -> list[Any]:
+    """The classes of the items of a list or tuple."""
+    items = [inner for item in typing.get_args(hint) for inner in _alternatives(item)]
+    return [typing.get_origin(item) or item for item in items]
+
+
+def _is_subclass(event: type[object], kind: type[object]) -> bool:
     try:
         return issubclass(event, kind)
     except TypeError:  # a protocol with attributes
         return True
 
 
-def _takes(function: Callable[..., Any], count: int) -> bool:
+def _takes(function: Callable[..., object], count: int) -> bool:
     try:
         inspect.signature(function).bind(*[None] * count)
     except TypeError:
@@ -154,14 +189,14 @@ def _takes(function: Callable[..., Any], count: int) -> bool:
     return True
 
 
-def _hints(thing: Any) -> dict[str, Any]:
+def _hints(thing: object) -> dict[str, Any]:
     try:
         return typing.get_type_hints(thing)
     except (NameError, TypeError):
         return {}
 
 
-def _alternatives(hint: Any) -> list[Any]:
+def _alternatives(hint: object) -> list[Any]:
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         return [inner for each in typing.get_args(hint) for inner in _alternatives(each)]
     return [hint]

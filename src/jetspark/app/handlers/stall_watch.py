@@ -1,16 +1,16 @@
-"""Events that a worker holds without progress: reported, recovered where that is possible, or the end of the worker.
+"""Held events without progress are reported, then recovered if possible; otherwise the worker ends.
 
 ======================================  ==============================================================================
-waits for an earlier event of its key,  it is given back, and the server is asked again what is pending, each time
+waits for an earlier event of its key,  it is returned, and the pending events are looked up again, each time
 which does not arrive
-may begin, and no runner takes it       runners are woken; if still nothing begins, the worker ends
-its attempt does not end                the handler is cancelled again; if it still runs, or a step after it is retried
-                                        all the time, the worker ends
-was pulled, and is not received         the worker ends: a look-up fails all the time
+may begin, and no runner takes it       runners are woken; if still no event begins, the worker ends
+its attempt does not end                the handler is cancelled again; if it still runs, or a step after it keeps
+                                        failing, the worker ends
+was pulled, and is not received         the worker ends: a look-up keeps failing
 ======================================  ==============================================================================
 
 An event is reported after the machine's patience. The worker ends after twice that time, with an error: its supervisor
-starts another one, and other workers get its events. Time without a connection does not count.
+starts another one, and its events are redelivered to other workers. Time without a connection does not count.
 
 A handler that swallows every cancellation cannot be ended. Its worker is *abandoned*: it keeps nothing in progress, and
 the run of the application ends without it.
@@ -33,31 +33,31 @@ if TYPE_CHECKING:
 
 __all__ = ["CANCEL_AGAIN_S", "StallWatch"]
 
-# It is looked this often within the machine's patience whether held events make progress.
+# Checks for progress within the machine's patience.
 PROGRESS_LOOKS = 4
-# A handler that is cancelled has this time to close what it has opened.
+# A cancelled handler has this time for its clean-up.
 CANCEL_AGAIN_S = 5.0
 # A worker that has stalled cancels its handlers this many times, and then ends without them.
 CANCEL_ROUNDS = 3
 
 
 class StallWatch:
-    """Looks after the events that one worker holds."""
+    """Watches the progress of the events that one worker holds."""
 
     def __init__(self, worker: HandlerWorker) -> None:
         self._worker, self._machine, self._log = worker, worker.machine, worker.log
         self._loop = asyncio.get_running_loop()
         self.has_stalled = False
-        """The worker is to end, so that others get its events."""
+        """The worker is to end, so that its events are redelivered to others."""
         self.abandoned: asyncio.Future[None] = self._loop.create_future()
-        """Has the error of a worker that stalled and cannot end, because its handler does not."""
+        """Gets the error of a worker that stalled and cannot end, because its handler does not."""
         self._insisting: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
-        """Look until cancelled.
+        """Check until cancelled.
 
         Raises:
-            HandlerStalled: Nothing has helped for as long again as it takes to notice.
+            HandlerStalled: Recovery did not help within another patience.
         """
         machine, patience_s = self._machine, self._machine.patience_s
         connected_at, before = self._loop.time(), set[WorkItem]()
@@ -72,7 +72,7 @@ class StallWatch:
                 self._log.error("%s", Stalled.text(stalled, machine.held))
             pulls = self._late_pulls(now, connected_at)
             for _, text in pulls:
-                self._log.error("%s: the reader still looks up what others have", text)
+                self._log.error("%s: the look-up of redelivered events does not end", text)
             self._report(now, [*map(str, stalled), *(text for _, text in pulls)])
             lost = [str(each) for each in stalled if each.seconds >= 2 * patience_s and _is_lost(each, before)]
             lost += [text for seconds, text in pulls if seconds >= 2 * patience_s]
@@ -105,15 +105,17 @@ class StallWatch:
             worker.wake_idle(worker.spec.concurrency)
         for each in stalled:
             if each.item.runner is not None and each.item.is_timed_out:
-                each.item.runner.cancel()  # its code has swallowed the first cancellation
+                each.item.runner.cancel()  # the handler has swallowed the first cancellation
         for intake in worker.intakes:
             waiting = [each.item for each in stalled if each.reason == "expected" and each.item.intake is intake]
             if waiting:
-                self._log.error("%s: looking up again what is pending, for %d keys", intake.consumer, len(waiting))
+                self._log.error(
+                    "%s: no progress for %d keys; pending events are looked up again", intake.consumer, len(waiting)
+                )
                 await intake.renew(waiting)
 
     async def _insist(self, what: str) -> None:
-        """Cancel runners again and again; give up on handlers that swallow every cancellation."""
+        """Cancel runners repeatedly; abandon handlers that swallow every cancellation."""
         for _ in range(CANCEL_ROUNDS):
             await asyncio.sleep(CANCEL_AGAIN_S)
             for task in self._worker.runners:
@@ -140,8 +142,10 @@ class StallWatch:
 
 
 def _is_lost(stalled: Stalled, before: set[WorkItem]) -> bool:
-    """Whether recovery was tried, and only the end of the worker ends it."""
+    """True if recovery was tried and did not help, so the worker has to end."""
     item = stalled.item
-    if item not in before or stalled.reason == "expected":  # the next look-up may find that it is settled
+    if (
+        item not in before or stalled.reason == "expected"
+    ):  # the next look-up may find that the earlier event is acknowledged
         return False
     return stalled.reason == "ready" or item.runner is None or item.is_timed_out

@@ -1,5 +1,5 @@
-"""Projections: state that events are folded into, the same bytes whichever engine does it.
+"""Projections: states folded from events. Every engine (live, a Spark stream, a Spark backfill) stores the same bytes.
 
-``declaring`` says what a projection is, ``folding`` what an event does to a key; both are pure, and all that the
-engines (live, a Spark stream, a Spark backfill) have in common. What they store is described in ``marks``.
+The engines share three pure modules: ``projection_spec`` (the declaration), ``router`` (messages to events and keys)
+and ``key_state`` (the fold of one key). ``state_header`` describes what is stored with a state.
 """

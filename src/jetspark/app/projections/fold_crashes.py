@@ -1,22 +1,20 @@
-"""Events that end the process while projections read or fold them: found by bisection, and not folded any more.
+"""Finds events that crash the process while projections read or fold them, and excludes them.
 
-A worker keeps one record for as long as it has the lease, and removes it at an orderly end. If a worker finds one, the
-process before died, for whatever reason. A note before every event would cost a write each; so only after a death, and
-only up to the stream's end of that moment, the record has what is about to be done:
+A worker keeps one record while it has the lease, and removes it at an orderly end. A worker that finds a record knows
+that its predecessor died, for whatever reason. Saving every event before it is folded would cost a write each. So the
+record names the next events only after a death, and only up to the end of the stream at that time:
 
 ===========================  =========================================================================================
-no record                    folded without notes
-a record                     folded in pieces as they come, each noted while its events are read, or applied by a
-                             projection
-named by a note that is      folded alone, and counted
-still there
-as many deaths as            applying it parks its keys; where reading it ended the process, it has a dead letter
-:data:`FATAL_DEATHS`
+no record                    folded without being saved first
+a record                     folded in pieces as they arrive; the record names the piece while it is read or applied
+named by a left-over entry   folded alone, and the death is counted
+:data:`FATAL_DEATHS` deaths  not read or applied again: if reading crashed, a dead letter is written; if applying
+                             crashed, its keys become stuck
 ===========================  =========================================================================================
 
-So an innocent neighbour is suspected, and never counted. Something else that ends the process, such as a handler in it,
-would have to do so twice while this very event is alone. One reader has the lease, and nobody else writes the record;
-readers of partitions have none.
+An innocent event of the same piece is suspected, and then cleared. Another cause, such as a handler in the same
+process, would have to end the process twice while exactly this event is folded alone. Only the owner of the lease
+writes the record; workers with partitions have no record.
 """
 
 from __future__ import annotations
@@ -34,18 +32,18 @@ from jetspark.errors import JetSparkError, KeyNotFound
 __all__ = ["READING", "FoldCrashes", "FoldDied"]
 
 READING = ""
-"""Instead of a projection's name: events are decoded, and projections tell their keys."""
+"""Stands for a projection's name while events are decoded and routed to keys."""
 
-# The death that nobody noted, and the one of the piece.
+# The first death, before which nothing was saved, and the death with the piece.
 GROUP_DEATHS = 2
-# Two more, alone: one may have had another reason.
+# Two more with the event alone: one of them may have had another cause.
 FATAL_DEATHS = 4
-# How long the mark of a removed record stays in the bucket.
+# How long the delete marker of a removed record stays in the bucket.
 MARK_TTL_S = 3600.0
 
 
 class FoldDied(Exception):
-    """Processes have ended while they read or folded this event, so that is not done again."""
+    """Several processes ended while they read or folded this event; it is excluded now."""
 
     def __init__(self, deaths: int) -> None:
         super().__init__(f"{deaths} processes ended while they read or applied this event")
@@ -55,8 +53,8 @@ class FoldDied(Exception):
         return type(self), (self.deaths,)
 
 
-class _Note(NamedTuple):
-    """What was about to be done, by the engine of ``engine``."""
+class _Entry(NamedTuple):
+    """The events that ``engine`` is about to read or apply."""
 
     engine: str
     projection: str
@@ -66,48 +64,48 @@ class _Note(NamedTuple):
 
 
 class FoldCrashes:
-    """The record of one worker's projections, while it has their lease."""
+    """The crash record of one worker's projections."""
 
     def __init__(self, records: KeyValue, worker: str) -> None:
         self._records, self._key = records, f"folding.{escape_token(worker)}"
-        self._left: list[_Note] = []
-        self._now: dict[str, _Note] = {}
+        self._left: list[_Entry] = []
+        self._now: dict[str, _Entry] = {}
         self._created = ""
         self._is_suspicious = False
         self._until: int | None = None
 
     async def begin(self) -> None:
-        """Find out whether the process before died, and leave the record that says so of this one."""
+        """Load the record of a predecessor that died, and create the record of this process."""
         with suppress(KeyNotFound):
             fields = json.loads((await self._records.get(self._key, direct=False)).value)
-            self._created, self._left = fields["created"], [_Note(*each) for each in fields["notes"]]
+            self._created, self._left = fields["created"], [_Entry(*each) for each in fields["notes"]]
             self._is_suspicious = True
         await self._store()
 
     async def end(self) -> None:
-        """This process has not died. If this fails, the next one is careful without need."""
+        """Remove the record at an orderly end. If that fails, the next process is only slower for a while."""
         with suppress(JetSparkError):
             await self._records.purge(self._key, ttl=MARK_TTL_S)
 
     def open(self, beginning: FoldPosition, last_sequence: int, floor: int) -> None:
-        """A reading begins at ``floor``; notes of another stream, and of what is stored by now, mean nothing."""
+        """An engine starts after ``floor``: entries of another stream, and of events stored since, are dropped."""
         if self._created != beginning.created:
             self._created, self._left = beginning.created, []
-        self._left = [note for note in self._left if note.last > floor]
+        self._left = [entry for entry in self._left if entry.last > floor]
         if self._until is None:
             self._until = last_sequence if self._is_suspicious else 0
 
     def is_careful(self, sequence: int) -> bool:
-        """Whether what is done with this event has to be noted."""
+        """True if this event must be saved before it is read or applied."""
         return self._until is not None and sequence <= self._until
 
     def is_named(self, sequences: Sequence[int]) -> bool:
-        """Whether a process has died with one of them in its hands."""
-        return any(note.first <= each <= note.last for note in self._left for each in sequences)
+        """True if a process died while it read or applied one of these events."""
+        return any(entry.first <= each <= entry.last for entry in self._left for each in sequences)
 
     @asynccontextmanager
-    async def noted(self, engine: str, projection: str, sequences: Sequence[int]) -> AsyncIterator[FoldDied | None]:
-        """Note events, which are alone if they are named, for as long as the block lasts; why it must not be done."""
+    async def recorded(self, engine: str, projection: str, sequences: Sequence[int]) -> AsyncIterator[FoldDied | None]:
+        """Save the events while the block runs; yields the reason if they must be excluded. Named events come alone."""
         first, last = sequences[0], sequences[-1]
         named = (
             each.deaths
@@ -118,7 +116,7 @@ class FoldCrashes:
         if deaths >= FATAL_DEATHS:
             yield FoldDied(deaths)
             return
-        self._now[engine] = _Note(engine, projection, first, last, deaths + 1 if deaths else GROUP_DEATHS)
+        self._now[engine] = _Entry(engine, projection, first, last, deaths + 1 if deaths else GROUP_DEATHS)
         await self._store()
         try:
             yield None

@@ -1,4 +1,11 @@
-"""The projections of an application in one process: who has the lease runs the engine, the others stand by."""
+"""Runs the projections of an application: the process with the lease runs the engines, other processes stand by.
+
+A pass over the stream (:class:`LivePass`) has one engine, or two if some projections are far behind. An engine reads
+from the lowest position of its projections, so a projection that starts at the first event would delay all others. Such
+projections get an engine of their own. It requests the same subjects as the other engine and skips events it does not
+need, so both engines count the same sequences. When the second engine has nearly caught up, both store their states,
+and the pass restarts with one engine.
+"""
 
 from __future__ import annotations
 
@@ -7,46 +14,45 @@ import logging
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from jetspark.aio.context import context_of
 from jetspark.aio.jetstream import JetStream
 from jetspark.aio.kv import KeyValue
 from jetspark.app.contracts.catalogue import Catalogue
 from jetspark.app.patience import FOR_EVER_S, patiently
-from jetspark.app.projections.apart import LivePass
-from jetspark.app.projections.buckets import ProjectionPlace, check_version, find_place, open_records, watch_place
-from jetspark.app.projections.engine import PAUSE, end_tasks
+from jetspark.app.projections.bucket_refs import BucketRef, check_version, find_bucket, open_records, watch_bucket
 from jetspark.app.projections.fold_crashes import FoldCrashes
-from jetspark.app.projections.leases import Lease, LeaseLost
-from jetspark.app.projections.live import BeginAnew, LiveCounts, LiveOptions
-from jetspark.app.projections.place import LivePlace
+from jetspark.app.projections.leases import Lease, LeaseLost, PartitionShares
+from jetspark.app.projections.live_engine import PAUSE, LiveEngine, LiveSetup, end_tasks, open_projections
+from jetspark.app.projections.live_options import LiveCounts, LiveOptions, RestartPass
+from jetspark.app.projections.live_projection import LiveProjection
+from jetspark.app.projections.positions import FoldPosition
 from jetspark.app.projections.projection_spec import ProjectionSpec
-from jetspark.app.projections.shares import PartitionShares
 from jetspark.app.topology.names import escape_token
 from jetspark.errors import JetSparkError, UsageError
 
 if TYPE_CHECKING:
     from jetspark.app.spec import AppSpec
 
-__all__ = ["ProjectionWorker"]
+__all__ = ["LivePass", "ProjectionWorker", "far_behind"]
 
 _logger = logging.getLogger("jetspark.app")
 T = TypeVar("T")
 
-# An orderly end that takes longer than this looks whether the server still answers.
+# If an orderly end takes longer than this, the worker checks whether the server still answers.
 SILENCE_S = 5.0
 
 
-class _OthersToRun(Exception):
-    """Other projections are at the version of this code than before."""
+class _OtherSpecs(Exception):
+    """The set of projections that are at the version of this code has changed."""
 
 
 class ProjectionWorker:
-    """The projections of an application in one process; others stand by.
+    """Folds the projections of an application while this process has their lease.
 
-    A projection that is swapped to another version of its fold while this runs is left to workers with that code: this
-    one goes on with the others, under a lease of other projections, so that those workers get theirs.
+    If a projection is swapped to another version of its fold, this worker releases it to workers with that code and
+    continues with the rest. The name of the lease has the projections, so the two kinds of workers do not compete.
 
     Args:
         specs: The projections to run.
@@ -65,14 +71,14 @@ class ProjectionWorker:
     ) -> None:
         self.app, self._js, self._catalogue = app, js, catalogue
         self._declared = self._specs = tuple(specs)
-        """All that it was told to run, and of these the ones that are at the version of this code."""
+        """The given projections, and those of them that are at the version of this code."""
         self._options = options or LiveOptions()
         self._owner = owner or secrets.token_hex(8)
         self.counts = LiveCounts()
         self._pass: LivePass | None = None
         self._is_stopping = False
         self.is_active = False
-        """Whether it has the lease, and does not stand by."""
+        """True while this process has the lease."""
 
     @property
     def name(self) -> str:
@@ -82,26 +88,26 @@ class ProjectionWorker:
         """Work until :meth:`stop` is called or the task is cancelled.
 
         Raises:
-            UsageError: A projection is at another version when this begins, or of another stream.
-            StreamRecreated, StreamWentBack, StreamNotFound: The stream is not what it was.
-            JetSparkError: The server refuses something for good.
+            UsageError: A projection is at another version at the start, or its bucket is of another stream.
+            StreamRecreated, StreamWentBack, StreamNotFound: The stream was re-created, restored or deleted.
+            JetSparkError: The server refuses a request permanently.
         """
         records = await self._trying(lambda: open_records(self._js, self.app.name))
-        for spec, place in (await self._trying(lambda: self._find_places(records))).items():
-            check_version(spec, place)
+        for spec, ref in (await self._trying(lambda: self._find_buckets(records))).items():
+            check_version(spec, ref)
         while not self._is_stopping:
             try:
                 await self._run_specs(records)
-            except _OthersToRun:
+            except _OtherSpecs:
                 await self._choose(records)
 
     async def _run_specs(self, records: KeyValue) -> None:
         """
         Raises:
-            _OthersToRun: A projection was swapped to another version, or back.
+            _OtherSpecs: A projection was swapped to another version, or back.
         """
         if not self._specs:
-            await self._until_moved(records)
+            await self._until_swapped(records)
         if self._options.partitions > 1:
             await self._run_partitions(records)
             return
@@ -115,7 +121,7 @@ class ProjectionWorker:
                 await self._trying(crashes.begin)
                 await self._work(lease, records, crashes=crashes)
             except LeaseLost as error:
-                _logger.warning("app %s: %s; it stands by", self.app.name, error)
+                _logger.warning("app %s: projections: %s; this process stands by", self.app.name, error)
                 await lease.leave(error.owner)
             finally:
                 self.is_active = False
@@ -126,41 +132,41 @@ class ProjectionWorker:
         shares = PartitionShares(
             records, self.name, self._owner, partitions=options.partitions, lease_s=options.lease_s
         )
-        taking = asyncio.create_task(shares.run())
+        balancing = asyncio.create_task(shares.run())
         try:
             while not self._is_stopping:
-                await shares.settle()
+                await shares.release_unwanted()
                 if shares.wanted:
                     self.is_active = True
-                    await self._work_on(shares, shares.wanted, records, taking)
+                    await self._work_on(shares, shares.wanted, records, balancing)
                     self.is_active = False
                 else:
-                    await self._until_changed(shares, taking)
+                    await self._until_changed(shares, balancing)
         finally:
             self.is_active = False
-            await end_tasks(taking)
-        if not taking.cancelled():
-            taking.result()
+            await end_tasks(balancing)
+        if not balancing.cancelled():
+            balancing.result()
 
-    async def _until_changed(self, shares: PartitionShares, taking: asyncio.Task[None]) -> None:
+    async def _until_changed(self, shares: PartitionShares, balancing: asyncio.Task[None]) -> None:
         changed = asyncio.create_task(shares.changed.wait())
         try:
-            await asyncio.wait([changed, taking], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([changed, balancing], return_when=asyncio.FIRST_COMPLETED)
         finally:
             await end_tasks(changed)
-        if taking.done():
-            taking.result()
+        if balancing.done():
+            balancing.result()
 
     async def _work_on(
-        self, shares: PartitionShares, held: frozenset[int], records: KeyValue, taking: asyncio.Task[None]
+        self, shares: PartitionShares, held: frozenset[int], records: KeyValue, balancing: asyncio.Task[None]
     ) -> None:
-        """Fold some partitions, until others are to be folded."""
+        """Fold some partitions until the set of partitions changes."""
         work = asyncio.create_task(self._work(None, records, held))
-        changed = asyncio.create_task(self._until_others(shares, held, taking))
+        changed = asyncio.create_task(self._until_others(shares, held, balancing))
         try:
             await asyncio.wait([work, changed], return_when=asyncio.FIRST_COMPLETED)
             if not work.done() and not shares.lost and self._pass is not None:
-                self._pass.end()  # store what was read, for the one that comes next
+                self._pass.end()  # store the events that were read, for the next owner
                 await asyncio.wait([work], timeout=self._options.lease_s / 2)
         finally:
             await end_tasks(work, changed)
@@ -168,49 +174,49 @@ class ProjectionWorker:
             if not task.cancelled():
                 task.result()
 
-    async def _until_others(self, shares: PartitionShares, held: frozenset[int], taking: asyncio.Task[None]) -> None:
+    async def _until_others(self, shares: PartitionShares, held: frozenset[int], balancing: asyncio.Task[None]) -> None:
         while shares.wanted == held:
             shares.changed.clear()
-            await self._until_changed(shares, taking)
+            await self._until_changed(shares, balancing)
 
     async def _trying(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Try again what a server does not answer."""
-        return await patiently(work, patience_s=FOR_EVER_S, pause=PAUSE, on_wait=self._tell)
+        """Retry without limit what the server does not answer."""
+        return await patiently(work, patience_s=FOR_EVER_S, pause=PAUSE, on_wait=self._log_failure)
 
-    def _tell(self, error: JetSparkError) -> None:
-        _logger.warning("app %s: projections: %s", self.app.name, error)
+    def _log_failure(self, error: JetSparkError) -> None:
+        _logger.warning("app %s: projections: %s; trying again", self.app.name, error)
 
-    async def _find_places(self, records: KeyValue) -> dict[ProjectionSpec, ProjectionPlace]:
-        return {spec: (await find_place(records, spec)).place for spec in self._declared}
+    async def _find_buckets(self, records: KeyValue) -> dict[ProjectionSpec, BucketRef]:
+        return {spec: (await find_bucket(records, spec)).ref for spec in self._declared}
 
     async def _choose(self, records: KeyValue) -> None:
-        """Find out which projections this code can run now."""
-        places = await self._trying(lambda: self._find_places(records))
-        self._specs = tuple(spec for spec, place in places.items() if place.version == spec.version)
-        others = {spec: place for spec, place in places.items() if spec not in self._specs}
-        for spec, place in others.items():
+        """Choose the projections whose buckets are at the version of this code."""
+        refs = await self._trying(lambda: self._find_buckets(records))
+        self._specs = tuple(spec for spec, ref in refs.items() if ref.version == spec.version)
+        others = {spec: ref for spec, ref in refs.items() if spec not in self._specs}
+        for spec, ref in others.items():
             try:
-                check_version(spec, place)
+                check_version(spec, ref)
             except UsageError as error:
-                _logger.error("app %s: %s. It is left to workers with that code", self.app.name, error)
-        self.counts.other_versions = {spec.name: place.version for spec, place in others.items()}
+                _logger.error("app %s: %s. This worker leaves it to workers with that code", self.app.name, error)
+        self.counts.other_versions = {spec.name: ref.version for spec, ref in others.items()}
 
-    async def _until_moved(self, records: KeyValue) -> None:
+    async def _until_swapped(self, records: KeyValue) -> None:
         """
         Raises:
-            _OthersToRun: A projection was swapped.
+            _OtherSpecs: A projection was swapped.
         """
         while True:
-            found = await self._trying(lambda: self._find_places(records))
-            if any(place.version == spec.version for spec, place in found.items()):
-                raise _OthersToRun
+            found = await self._trying(lambda: self._find_buckets(records))
+            if any(ref.version == spec.version for spec, ref in found.items()):
+                raise _OtherSpecs
             try:
-                async with _beside([self._follow(records, spec, place) for spec, place in found.items()]) as watching:
+                async with _beside([self._follow(records, spec, ref) for spec, ref in found.items()]) as watching:
                     await asyncio.wait(watching, return_when=asyncio.FIRST_COMPLETED)
                     for task in watching:
                         if task.done():
                             task.result()
-            except BeginAnew:
+            except RestartPass:
                 pass
             except JetSparkError as error:
                 if not error.may_pass:
@@ -218,9 +224,10 @@ class ProjectionWorker:
                 await asyncio.sleep(PAUSE.wait_s(1))
 
     async def stop(self, runners: asyncio.Task[None], timeout: float) -> None:
-        """Read no more, and store what was read, for at most ``timeout`` seconds.
+        """Stop reading and store the events that were read, within ``timeout`` seconds.
 
-        ``runners`` is the task of :meth:`run`.
+        Args:
+            runners: The task of :meth:`run`.
         """
         self._is_stopping = True
         if self._pass is None:
@@ -236,7 +243,7 @@ class ProjectionWorker:
             await asyncio.wait([runners])
 
     async def _can_store(self) -> bool:
-        """Whether it is worth to wait: without a server, what was read is read again by who comes next."""
+        """True if the server answers; without it, the next worker reads the unstored events again."""
         try:
             await context_of(self._js).client.flush(SILENCE_S / 5)
         except JetSparkError:
@@ -256,12 +263,12 @@ class ProjectionWorker:
             try:
                 await self._run_once(lease, records, held, crashes)
                 return
-            except BeginAnew as reason:
+            except RestartPass as reason:
                 _logger.warning("app %s: %s", self.app.name, reason)
             except JetSparkError as error:
                 if not error.may_pass:
                     raise
-                self._tell(error)
+                self._log_failure(error)
             self.counts.restarts += 1
             failures = 0 if self.counts.position > before else failures + 1
             if failures:
@@ -270,12 +277,13 @@ class ProjectionWorker:
     async def _run_once(
         self, lease: Lease | None, records: KeyValue, held: frozenset[int] | None, crashes: FoldCrashes | None
     ) -> None:
-        found = await self._find_places(records)
-        if self._specs != tuple(spec for spec, place in found.items() if place.version == spec.version):
-            raise _OthersToRun
-        places = [LivePlace(spec, found[spec], self._js, self._options, held) for spec in self._specs]
-        self._pass = LivePass(self.app, places, self._js, self._catalogue, self._options, self.counts, crashes)
-        watching = [self._follow(records, spec, place) for spec, place in found.items()]
+        found = await self._find_buckets(records)
+        if self._specs != tuple(spec for spec, ref in found.items() if ref.version == spec.version):
+            raise _OtherSpecs
+        live = [LiveProjection(spec, found[spec], self._js, self._options, held) for spec in self._specs]
+        setup = LiveSetup(self.app, self._js, self._catalogue, self._options, self.counts, crashes)
+        self._pass = LivePass(setup, live)
+        watching = [self._follow(records, spec, ref) for spec, ref in found.items()]
         try:
             keeping = [] if lease is None else [lease.keep()]
             async with _beside([*keeping, *watching]) as others:
@@ -290,19 +298,91 @@ class ProjectionWorker:
         finally:
             self._pass = None
 
-    async def _follow(self, records: KeyValue, spec: ProjectionSpec, place: ProjectionPlace) -> None:
-        """Notice that a projection was swapped to another bucket."""
-        async for alias in watch_place(records, spec):
-            if alias.place != place:
-                raise BeginAnew(f"projection {spec.name!r} is in bucket {alias.place.bucket} now")
-        await asyncio.Event().wait()  # the connection is closed: the reader says so
+    async def _follow(self, records: KeyValue, spec: ProjectionSpec, ref: BucketRef) -> None:
+        """Raise when a projection is swapped to another bucket."""
+        async for alias in watch_bucket(records, spec):
+            if alias.ref != ref:
+                raise RestartPass(f"projection {spec.name!r} was swapped to bucket {alias.ref.bucket}")
+        await asyncio.Event().wait()  # the connection is closed: the engine raises the error
 
 
 @asynccontextmanager
-async def _beside(work: Sequence[Coroutine[Any, Any, None]]) -> AsyncIterator[list[asyncio.Task[None]]]:
-    """Tasks that end with the block."""
+async def _beside(work: Sequence[Coroutine[object, None, None]]) -> AsyncIterator[list[asyncio.Task[None]]]:
+    """Run coroutines as tasks that are cancelled at the end of the block."""
     tasks = [asyncio.create_task(each) for each in work]
     try:
         yield tasks
     finally:
         await end_tasks(*tasks)
+
+
+# Two engines are merged once the gap is below `apart_after / NEAR`; the faster one waits while that gap is read.
+NEAR = 10
+
+
+def far_behind(starts: Sequence[int], apart_after: int) -> list[bool]:
+    """For each position: True if it lags the furthest one by more than ``apart_after``."""
+    return [max(starts) - start > apart_after for start in starts]
+
+
+class LivePass:
+    """Runs the engines from the stored positions until a change of a bucket, a merge, or :meth:`end`."""
+
+    def __init__(self, setup: LiveSetup, projections: Sequence[LiveProjection]) -> None:
+        self._setup, self._projections = setup, list(projections)
+        self._options, self._counts = setup.options, setup.counts
+        self._engines: list[LiveEngine] = []
+        self._is_ending = False
+
+    def end(self) -> None:
+        """Stop reading, and store the events that were read."""
+        self._is_ending = True
+        for engine in self._engines:
+            engine.end()
+
+    async def run(self) -> None:
+        """
+        Raises:
+            RestartPass: A bucket or the stream has changed, or two engines are merged.
+            JetSparkError: A request failed.
+        """
+        beginning = await open_projections(self._setup.js, self._setup.app.stream, self._projections)
+        if not self._is_ending:
+            await self._run(beginning)
+
+    async def _run(self, beginning: FoldPosition) -> None:
+        are_far = far_behind([projection.start for projection in self._projections], self._options.apart_after)
+        behind = [projection for projection, is_far in zip(self._projections, are_far, strict=True) if is_far]
+        front = [projection for projection in self._projections if projection not in behind]
+        groups = [group for group in (front, behind) if group]
+        self._engines = [self._engine(group, groups) for group in groups]
+        self._counts.apart = [projection.spec.name for projection in behind]
+        tasks = [asyncio.create_task(engine.run(beginning)) for engine in self._engines]
+        meeting = asyncio.create_task(self._meet() if behind else asyncio.Event().wait())
+        try:
+            await asyncio.wait([*tasks, meeting], return_when=asyncio.FIRST_COMPLETED)
+            if meeting.done():
+                self.end()
+            if self._is_ending:
+                await asyncio.wait(tasks)
+        finally:
+            await end_tasks(*tasks, meeting)
+        for task in tasks:
+            if not task.cancelled():
+                task.result()
+        if behind and not meeting.cancelled():
+            self._counts.joins += 1
+            names = ", ".join(self._counts.apart)
+            raise RestartPass(f"projections {names} have caught up; their engine is merged with the other one")
+
+    def _engine(self, group: list[LiveProjection], groups: list[list[LiveProjection]]) -> LiveEngine:
+        beside = [projection for other in groups if other is not group for projection in other]
+        return LiveEngine(self._setup, group, beside=beside, counts_position=group is groups[-1])
+
+    async def _meet(self) -> bool:
+        """Return when the gap between the two engines is small enough to merge them."""
+        front, behind = self._engines
+        while True:
+            if front.through - behind.through <= self._options.apart_after // NEAR:
+                return True
+            await asyncio.sleep(self._options.position_every_s)

@@ -1,11 +1,11 @@
-"""Reading projections: one state, a state with one's own write in it, changes, a copy in memory, a state of the past.
+"""Reading projections: a state, a state at least as new as a write, changes, a copy in memory, a state of the past.
 
-A view follows its projection: when that is rebuilt and swapped to another bucket, reads go there.
+A view follows its projection: after a swap to another bucket, reads go there.
 
-"At least" a sequence: a state has every event of its key up to its own sequence, so a state at or beyond the wanted
-sequence has the event. A key that the event did not concern never reaches it; then the position of the projection is
-asked. States and position are in one bucket, and a watch shows its messages in order: a reader that has seen a position
-has seen every state that was stored before it.
+``at_least=``: a state has every event of its key up to its own sequence, so a state at or beyond the wanted sequence
+contains the event. If the event did not concern the key, its state never reaches that sequence, and the position of the
+projection decides. States and position are in one bucket, and a watch delivers its messages in order: a reader that has
+seen a position has seen every state stored before it.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from jetspark.aio.jetstream import JetStream
 from jetspark.aio.ordered import Reading, Watch
 from jetspark.aio.stream import Stream
 from jetspark.aio.stream_message import JetStreamMessage
-from jetspark.app.projections.buckets import ProjectionPlace, open_records, watch_place
-from jetspark.app.projections.folding import KeyRows, KeyState, Router, recorded_delivery
-from jetspark.app.projections.marks import Parked, is_reserved, mark_of, parked_of, position_key
-from jetspark.app.projections.pasts import base_of, past_of
+from jetspark.app.projections.bucket_refs import BucketRef, open_records, watch_bucket
+from jetspark.app.projections.key_state import KeyState, base_of, past_of
 from jetspark.app.projections.positions import FoldPosition
 from jetspark.app.projections.projection_spec import ProjectionSpec
+from jetspark.app.projections.router import KeyRows, Router, recorded_delivery
+from jetspark.app.projections.state_header import Parked, is_reserved, mark_of, parked_of, position_key
 from jetspark.core.numbers import UINT64, timeout_of, whole
 from jetspark.errors import (
     ConfigError,
@@ -60,103 +60,104 @@ T = TypeVar("T")
 D = TypeVar("D")
 _Taken = TypeVar("_Taken", contravariant=True)
 S = TypeVar("S")
-"""A state of the projection, as its ``apply`` gets it: None, too, for a key that has none."""
+"""A state of the projection in the form that ``apply`` gets; None for a key without a state."""
 
-# What the server has not answered is asked for again after this time.
+# Wait before a request is sent again that the server has not answered.
 FOLLOW_PAUSE_S = 0.5
 
 
 class FoldOf(Protocol[_Taken]):
-    """A class of a projection, by the annotation of the state that its ``apply`` takes."""
+    """The class of a projection; the annotation of ``apply`` has the type of the state."""
 
     @property
     def apply(self) -> Callable[Concatenate[_Taken, Any, ...], Any]: ...
 
 
 class ViewEntry(NamedTuple, Generic[S]):
-    """A state, and what is known of it."""
+    """A state with its sequence, its revision, and why its key is stuck."""
 
     key: str
     state: S
-    """As ``apply`` gets it; None if the key has none."""
+    """The state in the form that ``apply`` gets; None if the key has no state."""
     sequence: int
-    """Of the last event in it."""
+    """Sequence of the last event in the state."""
     revision: int
-    """In the bucket."""
+    """Revision of the key in the bucket."""
     parked: Parked | None = None
-    """Why later events are not in it."""
+    """Event and reason that the key is stuck at: later events are not in the state."""
 
 
 class ViewPosition(NamedTuple):
-    """How far a projection is."""
+    """Position of a projection in its stream."""
 
     sequence: int
-    """Every event up to this one is stored, or parks its key."""
+    """Every event up to this one is in a state, or has made its key stuck, or has a dead letter."""
     missed: tuple[int, int] | None = None
-    """The projection is incomplete: between these sequences, both included, the stream had dropped events before they
-    were read.
+    """First and last sequence of a range in which the stream dropped events before they were read: the projection is
+    incomplete.
     """
 
 
 class _Found(NamedTuple):
-    """A message of a bucket."""
+    """An entry of the bucket."""
 
     key: str
     current: Current
 
 
 ANEW = _Found("", NOTHING)
-"""No message: what follows is of another bucket, or of the same one from its beginning."""
+"""Stands for a restart: the following entries are of another bucket, or of the same one from its beginning."""
 
 
 class _Follower:
-    """Knows in which bucket a projection is, and notices when that changes."""
+    """Holds the bucket that a projection uses, and follows swaps."""
 
     def __init__(self, js: JetStream, app: str, spec: ProjectionSpec) -> None:
         self._js, self._app, self.spec = js, app, spec
-        self._place: asyncio.Future[tuple[ProjectionPlace, Stream]] | None = None
+        self._held: asyncio.Future[tuple[BucketRef, Stream]] | None = None
         self.changed = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
 
-    async def place(self) -> tuple[ProjectionPlace, Stream]:
+    async def bucket(self) -> tuple[BucketRef, Stream]:
         if self.task is None:
-            self._place = asyncio.get_running_loop().create_future()
+            self._held = asyncio.get_running_loop().create_future()
             self.task = asyncio.create_task(self._follow())
-        assert self._place is not None
-        return await asyncio.shield(self._place)
+        assert self._held is not None
+        return await asyncio.shield(self._held)
 
     async def _follow(self) -> None:
-        assert self._place is not None
+        assert self._held is not None
         try:
             while True:
                 try:
-                    await self._take_places()
+                    await self._follow_swaps()
                     return
                 except JetSparkError as error:
-                    # Who waits for the first place is told. Later nobody asks: those who watch would never hear of it.
-                    if not error.may_pass or not self._place.done():
+                    # The first bucket has a waiter, which gets the error. Later errors have no waiter, and a watch
+                    # would never hear of the next swap, so following continues.
+                    if not error.may_pass or not self._held.done():
                         raise
-                    _logger.warning("projection %s: following its bucket: %s; it goes on", self.spec.name, error)
+                    _logger.warning("projection %s: swaps cannot be followed: %s; trying again", self.spec.name, error)
                 await clock.sleep(FOLLOW_PAUSE_S)
         except Exception as error:
             self.task = None  # the next call tries again
-            if not self._place.done():
-                self._place.set_exception(error)
+            if not self._held.done():
+                self._held.set_exception(error)
             else:
-                _logger.warning("projection %s: following its bucket: %s", self.spec.name, error)
+                _logger.warning("projection %s: swaps are not followed any longer: %s", self.spec.name, error)
 
-    async def _take_places(self) -> None:
-        """Take the place where the projection is, and each that it is swapped to, until the connection is closed."""
-        assert self._place is not None
+    async def _follow_swaps(self) -> None:
+        """Hold the present bucket, then each bucket after a swap, until the connection is closed."""
+        assert self._held is not None
         records = await open_records(self._js, self._app)
-        async for alias in watch_place(records, self.spec):
-            had_one = self._place.done()
-            if had_one and self._place.result()[0] == alias.place:
+        async for alias in watch_bucket(records, self.spec):
+            had_one = self._held.done()
+            if had_one and self._held.result()[0] == alias.ref:
                 continue
-            stream = await self._js.stream(f"KV_{alias.place.bucket}")
+            stream = await self._js.stream(f"KV_{alias.ref.bucket}")
             if had_one:
-                self._place = asyncio.get_running_loop().create_future()
-            self._place.set_result((alias.place, stream))
+                self._held = asyncio.get_running_loop().create_future()
+            self._held.set_result((alias.ref, stream))
             changed, self.changed = self.changed, asyncio.Event()
             changed.set()
 
@@ -168,7 +169,7 @@ class Views:
         self._app, self._js = app, js
         self._followers: dict[str, _Follower] = {}
 
-    def view(self, projection: str | type[Any]) -> View[Any]:
+    def view(self, projection: str | type[object]) -> View[Any]:
         """
         Raises:
             ConfigError: The application has no such projection, or several of this class.
@@ -180,7 +181,7 @@ class Views:
             follower = self._followers[name] = _Follower(self._js, self._app.name, spec)
         return View(self._app, self._js, spec, follower)
 
-    def _spec_of(self, projection: str | type[Any]) -> ProjectionSpec:
+    def _spec_of(self, projection: str | type[object]) -> ProjectionSpec:
         projections = self._app.projections
         if isinstance(projection, str):
             found = [projections[projection]] if projection in projections else []
@@ -204,7 +205,7 @@ class Views:
 
 
 class View(Generic[S]):
-    """One projection, to be read; make one with ``AppClient.view``."""
+    """Reads one projection; made by ``AppClient.view``."""
 
     def __init__(self, app: AppSpec, js: JetStream, spec: ProjectionSpec, follower: _Follower) -> None:
         self._app, self._js, self._spec, self._follower = app, js, spec, follower
@@ -216,13 +217,13 @@ class View(Generic[S]):
 
     @property
     def spec(self) -> ProjectionSpec:
-        """The projection as it was declared."""
+        """The declaration of the projection."""
         return self._spec
 
     @overload
     async def get(
         self,
-        key: Any,
+        key: object,
         default: None = None,
         *,
         at_least: int | None = None,
@@ -233,7 +234,7 @@ class View(Generic[S]):
     @overload
     async def get(
         self: View[T | None],
-        key: Any,
+        key: object,
         default: D,
         *,
         at_least: int | None = None,
@@ -243,30 +244,30 @@ class View(Generic[S]):
 
     async def get(
         self,
-        key: Any,
+        key: object,
         default: Any = None,
         *,
         at_least: int | None = None,
         as_of: int | None = None,
         timeout: float | None = None,
     ) -> Any:
-        """The state of a key, as ``apply`` gets it; ``default`` if it has none.
+        """The state of a key in the form that ``apply`` gets; ``default`` if the key has no state.
 
         Args:
-            key: What ``key`` of the projection returned for its events; with windows ``"<key>.<window>"`` or a tuple of
-                the key and its window, which may be a moment in it.
+            key: The value that ``key`` of the projection returns; with windows ``"<key>.<window>"``, or a tuple of the
+                key and its window or a moment in it.
             at_least: A sequence, such as that of an acknowledgement: wait until the event is in the state, or the
                 projection is beyond it.
-            as_of: A sequence: the state as it was when the stream was there. Unless it is still the present one, it is
-                folded on from the latest revision before it that the bucket has kept (``history`` of its bucket), and
-                else from the first event on.
-            timeout: Of ``at_least``, in seconds.
+            as_of: A sequence: the state after all events up to there. If the key has changed since, the state is folded
+                from the latest earlier revision that the bucket has kept (``history`` of its bucket), or from the first
+                event.
+            timeout: Limit for ``at_least``, in seconds.
 
         Raises:
-            StateParked: The key cannot get to ``at_least``; an event before it could not be applied.
-            RequestTimeout: It was not there within ``timeout``. Does a worker run the projection?
+            StateParked: The key cannot reach ``at_least``: it is stuck at an earlier event.
+            RequestTimeout: The sequence was not reached within ``timeout``. Does a worker run the projection?
             DataLoss: With ``as_of``: the stream no longer has the events since that revision, or its first ones.
-            UsageError: The state is not one that this version of the code can read.
+            UsageError: This version of the code cannot decode the state.
         """
         if as_of is not None:
             entry = await self._as_of(key, whole("as_of", as_of, low=0, high=UINT64))
@@ -274,8 +275,8 @@ class View(Generic[S]):
             entry = await self.entry(key, at_least=at_least, timeout=timeout)
         return default if entry.state is None else entry.state
 
-    async def entry(self, key: Any, *, at_least: int | None = None, timeout: float | None = None) -> ViewEntry[S]:
-        """The same with its sequence and revision, and whether the key is parked."""
+    async def entry(self, key: object, *, at_least: int | None = None, timeout: float | None = None) -> ViewEntry[S]:
+        """Like :meth:`get`, with sequence and revision of the state, and why its key is stuck."""
         name = self._spec.bucket_key(key)
         wanted = 0 if at_least is None else whole("at_least", at_least, low=0, high=UINT64)
         limit_s, began_at = self._limit_s(timeout), clock.now()
@@ -303,25 +304,25 @@ class View(Generic[S]):
         return "does a worker run it?"
 
     async def position(self) -> ViewPosition:
-        """How far the projection is, and whether it may lack events; a worker writes this ten times a second."""
+        """The position of the projection, and the events it may lack; a worker writes it ten times a second."""
         position = await self._position(direct=None)
         return ViewPosition(0) if position is None else ViewPosition(position.sequence, position.missed)
 
-    async def wait_for(self, key: Any, condition: Callable[[S], object], *, timeout: float | None = None) -> S:
-        """The first state of a key for which ``condition`` is true; it is asked with None while there is no state.
+    async def wait_for(self, key: object, condition: Callable[[S], object], *, timeout: float | None = None) -> S:
+        """The first state of a key for which ``condition`` is true; without a state ``condition`` gets None.
 
         Raises:
-            RequestTimeout: There was none within ``timeout``.
+            RequestTimeout: ``condition`` was not true within ``timeout``.
         """
         name = self._spec.bucket_key(key)
         limit_s = self._limit_s(timeout)
         if not callable(condition) or inspect.iscoroutinefunction(condition):
             raise ConfigError(f"condition={condition!r}: expected a plain function of a state")
 
-        async def found() -> Any:
+        async def found() -> S:
             async with aclosing(self._changes(name)) as changes:
                 current = NOTHING
-                async for change in changes:  # None, where the present ends: a key that was not in it has no state
+                async for change in changes:  # None after the present entries: a key without an entry has no state
                     if change is ANEW:
                         current = NOTHING
                         continue
@@ -335,14 +336,14 @@ class View(Generic[S]):
         what = f"the state of key {key!r} of projection {self.name!r}"
         return await self._until_found(found, what, limit_s, clock.now())
 
-    async def watch(self, *keys: Any) -> AsyncGenerator[ViewEntry[S], None]:
-        """The present states, of all keys or of some, then every change, until the connection is closed.
+    async def watch(self, *keys: object) -> AsyncGenerator[ViewEntry[S], None]:
+        """Yields the present states of all or some keys, then every change, until the connection is closed.
 
-        States that follow each other within milliseconds may be stored as one. After a swap it begins anew, with the
-        present states of the other bucket; keys that have none there come with a state of None and sequence 0.
+        States that follow each other within milliseconds may be stored as one. After a swap the present states of the
+        new bucket follow; a key without a state there is yielded with a state of None and sequence 0.
         """
         shown: set[str] = set()
-        """Names of keys that have a state, as far as this has told."""
+        """Names of keys that were last yielded with a state."""
         fresh: set[str] = set()
         async with aclosing(self._changes(*dict.fromkeys(map(self._spec.bucket_key, keys)))) as changes:
             async for change in changes:
@@ -360,16 +361,14 @@ class View(Generic[S]):
                     yield self._entry(change.key, change.current)
 
     def replica(self) -> ViewReplica[S]:
-        """A copy of all states in memory, kept up to date: ``async with view.replica() as states``."""
+        """A copy of all states in memory that follows the bucket: ``async with view.replica() as states``."""
         return ViewReplica(self)
 
-    # ---- small steps -------------------------------------------------------------------------------------------
-
     async def _load(self, name: str, *, direct: bool | None = None) -> Current:
-        """What any replica has, which may be a moment behind; with ``direct=False`` what the leader has."""
-        place, stream = await self._follower.place()
+        """The entry of a key from any replica, which may lag; with ``direct=False`` from the leader."""
+        ref, stream = await self._follower.bucket()
         try:
-            message = await stream.get_message(last_for=subject_of(place.bucket, name), direct=direct)
+            message = await stream.get_message(last_for=subject_of(ref.bucket, name), direct=direct)
         except MessageNotFound:
             return NOTHING
         return current_of(stored_of(message))
@@ -392,7 +391,7 @@ class View(Generic[S]):
                 elif change.current.value is not None:
                     position = FoldPosition.decode(change.current.value).sequence
                 parked = parked_of(current)
-                # A key that is parked at a later event has every one before it.
+                # A key that is stuck at a later event contains every event before it.
                 if current.sequence >= wanted or (parked is not None and parked.sequence > wanted):
                     return current
                 if not is_initial and position >= wanted:
@@ -402,17 +401,17 @@ class View(Generic[S]):
         raise UsageError("the connection was closed")
 
     async def _changes(self, *names: str) -> AsyncGenerator[_Found | None, None]:
-        """``ANEW``, what the bucket has, None, and what is written to it; the same again, when it is swapped.
+        """Yields ``ANEW``, the present entries, None, then every change; and the same for the new bucket after a swap.
 
         Raises:
-            RequestTimeout: No answer when it was to begin. Once it has begun it waits for a server that is away.
+            RequestTimeout: No answer at the start. Later errors of a server that is away are retried.
         """
         has_begun = False
         while not self._js_is_closed:
-            place, stream = await self._follower.place()
+            ref, stream = await self._follower.bucket()
             changed = asyncio.create_task(self._follower.changed.wait())
-            watch = Watch(self._context, stream.name, partial(_found, place.bucket), lambda _: False)
-            options = watch_options(place.bucket, names)
+            watch = Watch(self._context, stream.name, partial(_found, ref.bucket), lambda _: False)
+            options = watch_options(ref.bucket, names)
             entries = cast(
                 "AsyncGenerator[_Found | None, None]",
                 watch.changes(options, initial_marker=True, ignore_deletes=False),
@@ -426,7 +425,9 @@ class View(Generic[S]):
             except JetSparkError as error:
                 if not has_begun or not error.may_pass:
                     raise
-                _logger.warning("projection %s: reading bucket %s: %s; it goes on", self.name, place.bucket, error)
+                _logger.warning(
+                    "projection %s: bucket %s cannot be watched: %s; trying again", self.name, ref.bucket, error
+                )
                 await clock.sleep(FOLLOW_PAUSE_S)
             finally:
                 changed.cancel()
@@ -438,8 +439,8 @@ class View(Generic[S]):
     def _limit_s(self, timeout: float | None) -> float:
         return timeout_of(timeout, self._context.timeout_s)
 
-    async def _within(self, limit_s: float, what: str, work: Coroutine[Any, Any, T], spent_s: float = 0.0) -> T:
-        """What the work returns; ``spent_s`` of its time is over already."""
+    async def _within(self, limit_s: float, what: str, work: Coroutine[object, None, T], spent_s: float = 0.0) -> T:
+        """Await ``work`` within ``limit_s``, of which ``spent_s`` have passed."""
         try:
             async with asyncio.timeout(max(0.0, limit_s - spent_s)):
                 return await work
@@ -449,11 +450,11 @@ class View(Generic[S]):
             raise RequestTimeout(what, limit_s) from None
 
     async def _until_found(
-        self, look: Callable[[], Coroutine[Any, Any, T]], what: str, limit_s: float, began_at: float
+        self, look: Callable[[], Coroutine[object, None, T]], what: str, limit_s: float, began_at: float
     ) -> T:
-        """What a look at the bucket finds; again and again while the server has no answer, and there is time."""
+        """Await ``look``; repeat it within the limit while the server does not answer."""
 
-        async def looking() -> T:
+        async def retried() -> T:
             while True:
                 try:
                     return await look()
@@ -462,7 +463,7 @@ class View(Generic[S]):
                         raise
                 await clock.sleep(FOLLOW_PAUSE_S)
 
-        return await self._within(limit_s, what, looking(), clock.now() - began_at)
+        return await self._within(limit_s, what, retried(), clock.now() - began_at)
 
     def _entry(self, name: str, current: Current) -> ViewEntry[S]:
         mark = mark_of(current)
@@ -479,9 +480,9 @@ class View(Generic[S]):
         key, parked = self._spec.key_text(name), parked_of(current)
         return ViewEntry(key, cast("S", state), current.sequence, current.revision, parked)
 
-    async def _as_of(self, key: Any, sequence: int) -> ViewEntry[S]:
+    async def _as_of(self, key: object, sequence: int) -> ViewEntry[S]:
         name = self._spec.bucket_key(key)
-        # The position first, and the state by the leader: then it has everything up to that position.
+        # The position is read before the state, which comes from the leader: so the state has all events up to it.
         position = await self._position()
         present = await self._load(name, direct=False)
         if position is not None and present.sequence <= sequence <= position.sequence:
@@ -496,12 +497,12 @@ class View(Generic[S]):
         return self._entry(name, past_of(spec, state))
 
     async def _revisions(self, name: str, present: Current, position: FoldPosition | None) -> list[Current]:
-        """What the bucket has of a key, as far as it is what the key's events have made of it."""
-        place, stream = await self._follower.place()
-        # A repair replaces what was wrong. Nobody can tell since when it was.
+        """The revisions of a key that are valid bases; only the present one if a repair may have replaced others."""
+        ref, stream = await self._follower.bucket()
+        # A repair replaces a wrong state, and it is unknown since which revision the state was wrong.
         if (stream.cached_info.config.max_messages_per_subject or 0) == 1 or position is None or position.repairs:
             return [present]
-        messages = stream.get_messages(subject=subject_of(place.bucket, name))
+        messages = stream.get_messages(subject=subject_of(ref.bucket, name))
         return [present, *[current_of(stored_of(message)) async for message in messages]]
 
     async def _fold_on(self, spec: ProjectionSpec, name: str, state: KeyState, last: int) -> None:
@@ -513,7 +514,7 @@ class View(Generic[S]):
             await reading.start()
             while messages := await reading.some(until_idle=True):
                 rows = KeyRows()
-                router.sort(messages, sequences_of(messages), recorded_delivery, {spec.name: rows})
+                router.add_rows(messages, sequences_of(messages), recorded_delivery, {spec.name: rows})
                 for found, each, event in rows:
                     if found == name and each <= last:
                         state.apply(spec, name, each, event)
@@ -539,17 +540,16 @@ class View(Generic[S]):
 
 
 class ViewReplica(Generic[S]):
-    """All states of a projection in memory: reads are dictionary look-ups, and a moment behind the bucket.
+    """All states of a projection in memory: reads are dictionary look-ups, a moment behind the bucket.
 
-    The states are shared: do not change one that you were given. If following the bucket fails, ``get`` and ``reached``
-    raise why.
+    The states are shared: do not change them. If following the bucket fails, ``get`` and ``reached`` raise the error.
     """
 
     def __init__(self, view: View[S]) -> None:
         self._view = view
-        self._states: dict[str, tuple[Current, Any]] = {}
+        self._states: dict[str, tuple[Current, object]] = {}
         self.position = 0
-        """The projection is here; every state up to it is in the copy."""
+        """Position of the projection; every state up to it is in the copy."""
         self._moved = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._is_left = False
@@ -573,13 +573,13 @@ class ViewReplica(Generic[S]):
             self._task.cancel()
             await asyncio.wait([self._task])
             if not self._task.cancelled():
-                self._task.exception()  # who has read the copy was told
+                self._task.exception()  # readers of the copy have got the error
 
     def _check_is_followed(self) -> None:
         """
         Raises:
-            UsageError: Nobody keeps the copy up to date: it is not open, or the connection was closed.
-            JetSparkError: Following the bucket has failed.
+            UsageError: The copy is not open, or the connection was closed.
+            JetSparkError: Following the bucket failed.
         """
         if self._task is None or self._is_left:
             name = self._view.name
@@ -588,13 +588,13 @@ class ViewReplica(Generic[S]):
             self._task.result()
 
     @overload
-    def get(self, key: Any, default: None = None) -> S: ...
+    def get(self, key: object, default: None = None) -> S: ...
 
     @overload
-    def get(self: ViewReplica[T | None], key: Any, default: D) -> T | D: ...
+    def get(self: ViewReplica[T | None], key: object, default: D) -> T | D: ...
 
-    def get(self, key: Any, default: Any = None) -> Any:
-        """The state of a key; ``default`` if it has none."""
+    def get(self, key: object, default: Any = None) -> Any:
+        """The state of a key; ``default`` if the key has no state."""
         self._check_is_followed()
         name = self._view.spec.bucket_key(key)
         found = self._states.get(name)
@@ -610,7 +610,7 @@ class ViewReplica(Generic[S]):
         return sum(1 for _ in self._names())
 
     def keys(self) -> list[str]:
-        """The keys that have a state, as :meth:`get` takes them."""
+        """The keys with a state, in the spelling of :meth:`get`."""
         return list(map(self._view.spec.key_text, self._names()))
 
     def _names(self) -> Iterator[str]:
@@ -618,10 +618,10 @@ class ViewReplica(Generic[S]):
         return (name for name, (current, _) in self._states.items() if has_state(current.value))
 
     async def reached(self, sequence: int, timeout: float | None = None) -> None:
-        """Return when everything up to a sequence of the stream is in the copy.
+        """Wait until the copy has every event up to a sequence of the stream.
 
         Raises:
-            RequestTimeout: It was not, within ``timeout``.
+            RequestTimeout: It has not within ``timeout``.
         """
         whole("sequence", sequence, low=0, high=UINT64)
         limit_s = self._view._limit_s(timeout)
@@ -636,8 +636,8 @@ class ViewReplica(Generic[S]):
         await self._view._within(limit_s, f"the copy of projection {self._view.name!r} at sequence {sequence}", wait())
 
     async def _follow(self, ready: asyncio.Future[None]) -> None:
-        # What is read of a bucket counts when all that was there is read: until then the copy stays as it was.
-        states: dict[str, tuple[Current, Any]] = {}
+        # The copy is replaced when all present entries of a bucket were read; until then it stays as it was.
+        states: dict[str, tuple[Current, object]] = {}
         position, is_whole = 0, False
         try:
             async with aclosing(self._view._changes()) as changes:
@@ -675,8 +675,8 @@ def _found(bucket: str, message: JetStreamMessage) -> _Found:
     return _Found(message.subject.removeprefix(subject_of(bucket, "")), current)
 
 
-async def _until(entries: AsyncGenerator[T, None], changed: asyncio.Task[Any]) -> AsyncGenerator[T, None]:
-    """Entries, until something has changed."""
+async def _until(entries: AsyncGenerator[T, None], changed: asyncio.Task[object]) -> AsyncGenerator[T, None]:
+    """Yields entries until ``changed`` is done."""
     async with aclosing(entries):
         while True:
             following = asyncio.ensure_future(anext(entries, _END))

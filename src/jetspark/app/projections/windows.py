@@ -1,13 +1,13 @@
-"""States by key and time: one for each hour, each day, or windows that overlap. Pure.
+"""Windows: states by key and time, for each hour, each day, or in overlapping windows. Pure.
 
-An event belongs to the windows that its own time falls into. Windows begin at multiples of ``every_s`` seconds since
-1970 and last ``size_s``; with ``every_s`` below ``size_s`` they overlap, and an event is in several (sliding by panes).
-The key in the bucket is ``<key>.<begin>``, such as ``shop-7.20260331T100000Z``.
+An event belongs to the windows that contain its time. Windows begin at multiples of ``every_s`` seconds since 1970 and
+last ``size_s``. With ``every_s`` below ``size_s`` they overlap, and an event is in several of them. The key in the
+bucket is ``<key>.<begin>``, such as ``shop-7.20260331T100000Z``.
 
-Late is what was stored more than ``grace_s`` after the end of its window. Both times are in the message, so it is the
-same for everyone who ever reads it: live, on Spark, in a rebuild a year later. A late event is not folded into its
-window, which readers may have taken for complete: it goes to ``<key>.late``, where it can be seen and counted; or with
-``late="keep"`` into its window all the same.
+An event is late if the stream stored it more than ``grace_s`` after the end of its window. Both times are in the
+message, so all readers agree: live, on Spark, or in a rebuild a year later. Readers may have taken the window for
+complete, so a late event is folded into ``<key>.late`` instead, where it can be counted; with ``late="keep"`` it is
+folded into its window.
 """
 
 from __future__ import annotations
@@ -34,17 +34,18 @@ _is_name = re.compile(r"\d{8}T\d{6}Z", re.ASCII).fullmatch
 @explained
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """How events are parted by time: ``Window(size_s=3600)`` is an hour, ``Window(size_s=3600, every_s=300)`` one that
-    begins every five minutes."""
+    """Windows of time: ``Window(size_s=3600)`` is one for each hour; ``Window(size_s=3600, every_s=300)`` begins an
+    hour every five minutes.
+    """
 
     size_s: int
     every_s: int | None = None
-    """Windows begin this many seconds after each other; as long as they last, if not given."""
+    """Seconds between the begins of two windows; by default ``size_s``."""
     grace_s: float = 3600.0
-    """How long after the end of a window an event may be stored and still counts in it."""
+    """Seconds after the end of a window in which stored events still count in it."""
     late: Literal["apart", "keep"] = "apart"
     time: Callable[[Any], datetime.datetime] | None = None
-    """The time of an event, with a zone; that of its envelope, if not given. Pure."""
+    """A pure function that returns the time of an event, with a zone; by default the time of its envelope."""
 
     def __post_init__(self) -> None:
         for name in ("size_s", "every_s"):
@@ -67,24 +68,23 @@ class Window:
         return self.every_s or self.size_s
 
     @property
-    def is_told_by_event(self) -> bool:
-        """Whether each event has one window and tells it by itself: neither its envelope matters, nor when it was
-        stored."""
+    def is_by_event_alone(self) -> bool:
+        """True if an event has exactly one window, which depends neither on its envelope nor on when it was stored."""
         return self.time is not None and self.late == "keep" and self.step_s == self.size_s
 
-    def part_of(self, event: Any) -> str:
-        """The one window of an event that tells it by itself.
+    def part_of(self, event: object) -> str:
+        """The window of an event, if :attr:`is_by_event_alone`.
 
         Raises:
-            ConfigError: It has no time, or one without a zone.
+            ConfigError: The event has no time, or one without a zone.
         """
         return self.parts(event, None, 0)[0]
 
     def name(self, moment: datetime.datetime) -> str:
-        """The last window that a moment falls into, as keys have it.
+        """The name, as in keys, of the last window that contains a moment.
 
         Raises:
-            ConfigError: It is no moment, or has no time zone.
+            ConfigError: ``moment`` is not a datetime, or has no time zone.
         """
         if not isinstance(moment, datetime.datetime):
             raise ConfigError(f"window {moment!r}: expected a datetime with a time zone")
@@ -93,10 +93,10 @@ class Window:
         return _name(_whole_seconds(moment) // self.step_s * self.step_s)
 
     def part(self, window: str | datetime.datetime) -> str:
-        """The window in a key: of its name, ``late``, or a moment in it; of overlapping windows the last one.
+        """The window in a key, by its name, ``late``, or a moment in it; the last of overlapping windows.
 
         Raises:
-            ConfigError: It names none.
+            ConfigError: ``window`` is not the name of a window.
         """
         if isinstance(window, datetime.datetime):
             return self.name(window)
@@ -104,20 +104,20 @@ class Window:
             raise ConfigError(f"window {window!r}: expected its begin, such as {_name(0)}, or {LATE!r}")
         return window
 
-    def parts(self, event: Any, sent: datetime.datetime | None, stored_us: int) -> list[str]:
-        """The windows of an event, oldest first; ``late`` if it came too late for the last of them.
+    def parts(self, event: object, sent: datetime.datetime | None, stored_us: int) -> list[str]:
+        """The windows of an event, oldest first; ``late`` if it was stored too late for all of them.
 
         Args:
             sent: The time in its envelope.
-            stored_us: When the stream has stored it, in microseconds since 1970.
+            stored_us: When the stream stored it, in microseconds since 1970.
 
         Raises:
-            ConfigError: It has no time, or one without a zone.
+            ConfigError: The event has no time, or one without a zone.
         """
         moment = sent if self.time is None else self.time(event)
         if not isinstance(moment, datetime.datetime) or moment.tzinfo is None:
             raise ConfigError(f"the time of an event for a window is {moment!r}: expected a datetime with a zone")
-        step_s = self.every_s or self.size_s  # as `step_s` says, without the call: this is done for every event
+        step_s = self.every_s or self.size_s  # `step_s` inlined: this runs for every event
         last = _whole_seconds(moment) // step_s * step_s
         if self.late == "keep" and step_s == self.size_s:
             return [_name(last)]
@@ -130,19 +130,19 @@ class Window:
 
 
 def is_part(text: str) -> bool:
-    """Whether it is a window as keys have it."""
+    """True for the name of a window, as in keys."""
     return text == LATE or _is_name(text) is not None
 
 
 def _whole_seconds(moment: datetime.datetime) -> int:
-    """Since 1970, rounded down: Python keeps the microseconds of a difference positive."""
+    """Seconds since 1970, rounded down: the microseconds of a timedelta are never negative."""
     since = moment - _EPOCH
     return since.days * 86_400 + since.seconds
 
 
-# Printing a time takes as long as decoding an event, and most events fall into a few windows.
+# Formatting a time takes as long as decoding an event, and most events are in few windows.
 @functools.lru_cache(maxsize=4096)
 def _name(begin_s: int) -> str:
-    # Not all of it by strftime: before the year 1000 its %Y has four digits or fewer, as the platform has it.
+    # The year without strftime: before the year 1000 the digits of %Y depend on the platform.
     begin = _EPOCH + datetime.timedelta(seconds=begin_s)
     return f"{begin.year:04}{begin:%m%dT%H%M%SZ}"

@@ -1,30 +1,37 @@
 """Replaying, rebuilding and verifying projections, and replaying handlers; see ``docs/replay.md``."""
 
 from jetspark.app.extents import Extent, ReplayRequest
-from jetspark.app.replay.compared import ParkedKey
-from jetspark.app.replay.contents import Difference
-from jetspark.app.replay.handler_records import HandlerReplayPlan, HandlerReplayRecord
-from jetspark.app.replay.handlers import plan_handler_replay, read_handler_records, replay_handler
-from jetspark.app.replay.previewing import RebuildPreview, preview_rebuild
-from jetspark.app.replay.projection_replay import ReplayPlan, plan_replay, repair_keys, run_replay
-from jetspark.app.replay.rebuilding import RebuildOutcome, drop_rebuild, rebuild
-from jetspark.app.replay.replay_records import ReplayRecord, read_records
-from jetspark.app.replay.verifying import Verification, verify
+from jetspark.app.replay.comparison import Difference, ParkedKey
+from jetspark.app.replay.handler_replay import (
+    HandlerReplayOptions,
+    HandlerReplayPlan,
+    plan_handler_replay,
+    read_handler_records,
+    replay_handler,
+)
+from jetspark.app.replay.projection_rebuild import RebuildOptions, RebuildOutcome, drop_rebuild, rebuild
+from jetspark.app.replay.projection_replay import ReplayOptions, ReplayPlan, plan_replay, repair_keys, run_replay
+from jetspark.app.replay.replay_records import HandlerReplayRecord, ReplayRecord, read_records
+from jetspark.app.replay.verification import RebuildPreview, Verification, VerifyOptions, preview_rebuild, verify
 from jetspark.app.replay.what_if import NewCode, WhatIf, what_if
 
 __all__ = [
     "Difference",
     "Extent",
+    "HandlerReplayOptions",
     "HandlerReplayPlan",
     "HandlerReplayRecord",
     "NewCode",
     "ParkedKey",
+    "RebuildOptions",
     "RebuildOutcome",
     "RebuildPreview",
+    "ReplayOptions",
     "ReplayPlan",
     "ReplayRecord",
     "ReplayRequest",
     "Verification",
+    "VerifyOptions",
     "WhatIf",
     "drop_rebuild",
     "plan_handler_replay",

@@ -1,4 +1,4 @@
-"""What a range of a stream is, as far as the server says before anything of it is read: subjects, times, gaps."""
+"""The outline of a range before it is read: subjects, times, and gaps, from a few requests to the server."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ MAX_LISTED = 100_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RangeOutline:
-    """A range that a replay is going to read."""
+    """The subjects, times and gaps of a range."""
 
     subjects: tuple[str, ...] = ()
-    """What is read of it; the first of them."""
+    """The filters that are read; the first ``MAX_NAMED``."""
     subject_count: int = 0
     first_time: datetime.datetime | None = None
-    """When the first message of the range was stored that is there; None if there is none."""
+    """When the first remaining message of the range was stored; None for a range without messages."""
     last_time: datetime.datetime | None = None
     deleted: int = 0
-    """Messages of the whole stream that were deleted from its middle: nobody sees them."""
+    """Messages that were deleted from the middle of the whole stream."""
     gaps: tuple[tuple[int, int], ...] = ()
-    """Sequences of the range that were deleted, first and last of each gap; the first gaps."""
+    """Deleted sequences of the range, as first and last of each gap; the first ``MAX_NAMED`` gaps."""
     gap_count: int | None = 0
-    """None where there are too many deleted messages to ask for."""
+    """None when the stream has more than ``MAX_LISTED`` deleted messages."""
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -49,25 +49,25 @@ class RangeOutline:
         }
 
     def lines(self, *, reader: str = "fold") -> list[str]:
-        """For people; ``reader`` is what does not see messages that are deleted."""
+        """The outline as text; ``reader`` is the noun for the work that reads the range."""
         subjects = f"on {_listed(self.subjects, self.subject_count)}"
         if self.first_time is None or self.last_time is None:
             lines = [subjects]
         else:
             lines = [f"stored from {_text(self.first_time)} to {_text(self.last_time)}, {subjects}"]
         if self.deleted:
-            told = f"{self.deleted} messages were deleted from the middle of the stream: no {reader} sees them"
+            deleted = f"{self.deleted} messages were deleted from the middle of the stream: no {reader} sees them"
             if self.gaps:
                 texts = [str(first) if first == last else f"{first} to {last}" for first, last in self.gaps]
-                told += f"; in this range {_listed(texts, self.gap_count or 0)}"
+                deleted += f"; in this range {_listed(texts, self.gap_count or 0)}"
             elif self.gap_count == 0:
-                told += "; none of them in this range"
-            lines.append(told)
+                deleted += "; none of them in this range"
+            lines.append(deleted)
         return lines
 
 
 async def outline_of(history: StreamHistory, extent: Extent, subject: str | None) -> RangeOutline:
-    """Ask the server for what a range is; some requests, however long it is."""
+    """Get the outline of a range from the server; the number of requests does not grow with its length."""
     stream = await history.stream()
     subjects = history.filters if subject is None else (subject,)
     state = (await stream.info()).state
@@ -88,7 +88,7 @@ async def outline_of(history: StreamHistory, extent: Extent, subject: str | None
 
 
 def gaps_between(deleted: Iterable[int], first: int, last: int) -> list[tuple[int, int]]:
-    """Deleted sequences from one to another, as gaps."""
+    """The deleted sequences between ``first`` and ``last``, as gaps."""
     gaps: list[tuple[int, int]] = []
     for sequence in sorted(each for each in deleted if first <= each <= last):
         if gaps and gaps[-1][1] == sequence - 1:
@@ -104,8 +104,9 @@ async def _time_from(stream: Stream, extent: Extent) -> datetime.datetime | None
 
 
 async def _time_to(stream: Stream, extent: Extent) -> datetime.datetime | None:
-    """Of the last message that is there. The server finds the next one from a sequence on: so by halves, if the last
-    sequence of the range is gone."""
+    """When the last remaining message was stored. The server only finds the next message after a sequence, so this is a
+    binary search if the last sequence of the range is gone.
+    """
     low, high, last_time = max(1, extent.first), extent.last, None
     at = high
     while low <= high:
@@ -119,7 +120,7 @@ async def _time_to(stream: Stream, extent: Extent) -> datetime.datetime | None:
 
 
 async def _next(stream: Stream, sequence: int) -> tuple[int, datetime.datetime] | None:
-    """The first message from a sequence on, and when it was stored."""
+    """The sequence and time of the first message at or after a sequence."""
     try:
         found = await stream.get_message(sequence, next_for=">", direct=False)
     except MessageNotFound:

@@ -1,20 +1,20 @@
-"""Replaying a range of events into a projection that is live, and repairing single keys of it.
+"""Replay of a range of events into a live projection, and repair of single keys.
 
-**What a range replay does.** It reads the range, looks which keys its events are of, and which of those have not all of
-them. On state that is up to date that is none, nothing is written, and it says so: an event that a state has is not
-applied again, whatever ``apply`` says today. A key that lacks events is folded on from the state it has, from its *own*
-next event on and not from the beginning of the range, to a sequence that the live engine has reached: a state that goes
-beyond an event without it would never get it.
+**A replay** reads a range, and finds the keys that lack some of its events. An event that a state already has is not
+applied again, even if ``apply`` has changed. So on a state that is up to date nothing is written. A key that lacks
+events is folded from its *own* next event, which may come before the range, up to a sequence that the live engine has
+reached: a state must not advance past an event that it does not have.
 
-**Repair** of a key is the same with nothing as its state: its whole history is folded in memory, and stored by one
-compare-and-set, also where the key is parked, or foreign. The subjects of a key do not tell its events: another program
-may publish one on any subject of the projection, and the live engine folds it. So every event is read.
+**A repair** folds the whole history of a key in memory, and stores the result by one compare-and-set, also where the
+key is parked or was written by another program. It reads every event of the stream: another program may publish an
+event of the key on any subject of the projection, and the live engine folds it.
 
-How what was folded gets into a bucket that a live engine writes, too, is in :mod:`jetspark.app.replay.repairing`.
+How folded keys get into a bucket that a live engine also writes, see :mod:`jetspark.app.replay.key_repair`.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Collection, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -23,38 +23,62 @@ from typing import TYPE_CHECKING, Any
 from jetspark.aio import clock
 from jetspark.aio.steps import ProcedureRunner
 from jetspark.app.extents import Extent, ReplayRequest, check_keys
-from jetspark.app.projections.buckets import check_version, find_place, open_records
-from jetspark.app.projections.folding import KeyState
+from jetspark.app.projections.bucket_refs import check_version, find_bucket, open_records
+from jetspark.app.projections.key_state import KeyState
 from jetspark.app.projections.positions import read_position
-from jetspark.app.replay.contents import change_to
-from jetspark.app.replay.engines import FoldEngine, check_no_rate
-from jetspark.app.replay.history import Events, History, MemoryFold, OnEvents, spec_of, told_nobody
+from jetspark.app.replay.comparison import change_to
+from jetspark.app.replay.history import (
+    Events,
+    FoldEngine,
+    FoldOptions,
+    History,
+    MemoryFold,
+    OnEvents,
+    ignore_events,
+    spec_of,
+)
+from jetspark.app.replay.key_repair import KeyRepair
 from jetspark.app.replay.outlines import RangeOutline, outline_of
-from jetspark.app.replay.repairing import KeyRepair
-from jetspark.app.replay.replay_records import RecordKeeper, ReplayRecord, begin_record, noting
-from jetspark.app.stream_history import ReadingRate
+from jetspark.app.replay.replay_records import (
+    ReplayJob,
+    ReplayRecord,
+    begin_replay,
+    new_record,
+    resume_replay,
+    run_job,
+)
 from jetspark.errors import ConfigError
 from jetspark.state.changes import NOTHING, Current, some_keys
-from jetspark.state.store import StateBucket, open_bucket
+from jetspark.state.store import open_bucket
 
 if TYPE_CHECKING:
     from jetspark.aio.jetstream import JetStream
     from jetspark.app.projections.projection_spec import ProjectionSpec
     from jetspark.app.spec import HasSpec
 
-__all__ = ["MAX_KEYS", "ReplayPlan", "plan_replay", "repair_keys", "run_replay"]
+__all__ = ["MAX_KEYS", "ReplayOptions", "ReplayPlan", "plan_replay", "repair_keys", "run_replay"]
 
 MAX_KEYS = 1_000_000
-"""Keys that one replay may concern: their names are held, and the states of those that lack events."""
+"""Keys of one replay, at most: their names are in memory, and the states of keys that lack events."""
 # A plan names this many keys, and counts the others.
 MAX_NAMED = 20
 # The record is written this often.
-NOTE_EVERY_S = 1.0
+SAVE_EVERY_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayOptions:
+    """Options of :func:`run_replay`."""
+
+    rate: float | None = None
+    """Events read each second, at most."""
+    resume: str | None = None
+    """The id of an interrupted replay: it continues with the range that it began with."""
 
 
 @dataclass(slots=True, kw_only=True)
 class ReplayPlan:
-    """What a replay will read, which keys it is about, and which of them lack events."""
+    """The range that a replay reads, the keys in it, and the keys that lack events."""
 
     projection: str
     bucket: str
@@ -67,11 +91,11 @@ class ReplayPlan:
     last_of: dict[str, int] = field(default_factory=dict)
     """The keys, each with its last event in the range."""
     behind: dict[str, Current] = field(default_factory=dict)
-    """Keys that lack events of the range, with what they have."""
+    """Keys that lack events of the range, with their states."""
     parked: list[str] = field(default_factory=list)
-    """Keys that lack events and are parked, or foreign: a replay leaves them; repair or rebuild them."""
+    """Keys that lack events, and are parked or were written by another program. A replay leaves them: repair them."""
     key_text: Callable[[str], str] = field(default=str, repr=False)
-    """Makes what users write of a key of the bucket."""
+    """Converts a key of the bucket to the text that users write."""
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -125,29 +149,26 @@ async def plan_replay(
     request: ReplayRequest,
     *,
     rate: float | None = None,
-    on_events: OnEvents = told_nobody,
+    on_events: OnEvents = ignore_events,
     engine: FoldEngine | None = None,
 ) -> ReplayPlan:
-    """What a replay would do; nothing is written.
+    """Find the keys that a replay would write; nothing is written.
 
     Args:
-        engine: Reads and folds in place of this process; it has no ``rate``.
+        engine: Reads and folds in place of this process; it does not support ``rate``.
 
     Raises:
         DataLoss: Some of the range is gone.
         UsageError: The state was made by another version of the projection.
     """
-    app = app.spec
-    check_no_rate(rate, engine)
+    app, fold = app.spec, FoldOptions.of(rate, engine, on_events)
     spec = spec_of(app, projection, js)
-    place = check_version(spec, (await find_place(await open_records(js, app.name), spec)).place)
+    place = check_version(spec, (await find_bucket(await open_records(js, app.name), spec)).ref)
     history = await History.open(js, app, spec, place.bucket)
     request = request.of(spec)
     extent = await history.extent(request)
-    plan = _plan_of(spec, place.bucket, extent, await outline_of(history, extent, request.subject))
-    runner = ProcedureRunner(js)
-    bucket = await runner.run(open_bucket(place.bucket))
-    await _survey(runner, bucket, history, spec, request, plan, ReadingRate(rate), on_events, engine)
+    plan = await _new_plan(history, place.bucket, extent, request)
+    await _survey(history, request, plan, fold)
     return plan
 
 
@@ -156,114 +177,98 @@ async def run_replay(
     app: HasSpec,
     projection: str,
     request: ReplayRequest | None = None,
+    options: ReplayOptions | None = None,
     *,
-    rate: float | None = None,
-    resume: str | None = None,
-    on_plan: Callable[[ReplayPlan], Any] = lambda plan: None,
-    on_progress: Callable[[ReplayRecord], Any] = lambda record: None,
+    on_plan: Callable[[ReplayPlan], object] = lambda plan: None,
+    on_progress: Callable[[ReplayRecord], object] = lambda record: None,
     engine: FoldEngine | None = None,
 ) -> ReplayRecord:
-    """Have the keys that a range of events is of get those that they lack. The live engine may go on.
+    """Apply the events of a range to the keys that lack them. Live engines may run.
 
     Args:
-        rate: Events read each second, at most.
-        resume: The id of a replay that was interrupted: it goes on with the range it was frozen at.
-        on_plan: Is told what will be done before anything is written.
-        on_progress: Is told how far it is, when it begins, now and then, and at the end.
-        engine: Reads and folds in place of this process, which stores; it has no ``rate``.
+        on_plan: Called with the plan before anything is written.
+        on_progress: Called with the record at the beginning, about every second, and at the end.
+        engine: Reads and folds in place of this process, which stores; it does not support ``rate``.
 
     Raises:
-        DataLoss: Some of the range is gone, or of what a key lacks before it.
-        UsageError: The state was made by another version of the projection, or another process has resumed this.
-        ConfigError: There is no such replay to resume.
+        DataLoss: Events of the range are gone, or events before it that a key lacks.
+        UsageError: The state was made by another version of the projection, or another process has resumed this replay.
+        ConfigError: No replay has the id to resume.
     """
-    app = app.spec
-    check_no_rate(rate, engine)
-    pace = ReadingRate(rate)
+    app, options = app.spec, options or ReplayOptions()
+    fold = FoldOptions.of(options.rate, engine)
     spec = spec_of(app, projection, js)
     records = await open_records(js, app.name)
-    place = check_version(spec, (await find_place(records, spec)).place)
+    place = check_version(spec, (await find_bucket(records, spec)).ref)
     history = await History.open(js, app, spec, place.bucket)
-    if resume is not None:
-        keeper = await RecordKeeper.resume(records, spec, resume, "replay")
-        extent = await history.between(keeper.record.extent, keeper.record.first, keeper.record.last)
+    if options.resume is not None:
+        job = await resume_replay(records, spec, options.resume, "replay")
+        extent = await history.between(job.record.extent, job.record.first, job.record.last)
     else:
         request = (request or ReplayRequest()).of(spec)
         extent = await history.extent(request)
-        keeper = await begin_record(records, spec, "replay", place.bucket, request, extent)
-    on_progress(keeper.record)
-    work = _fill(js, history, spec, keeper, extent, pace, on_plan, on_progress, engine)
-    return await noting(keeper, work)
+        job = await begin_replay(records, new_record(spec, "replay", place.bucket, request, extent))
+    on_progress(job.record)
+    return await run_job(job, _replay(history, job, extent, fold, on_plan, on_progress))
 
 
 async def repair_keys(
     js: JetStream,
     app: HasSpec,
     projection: str,
-    keys: Iterable[Any],
+    keys: Iterable[object],
     *,
     rate: float | None = None,
-    on_progress: Callable[[ReplayRecord], Any] = lambda record: None,
+    on_progress: Callable[[ReplayRecord], object] = lambda record: None,
 ) -> ReplayRecord:
-    """Fold keys again from their first event, and store what comes out; parked and foreign ones too.
+    """Fold keys again from their first event, and store the result, also for parked keys and keys of other programs.
 
-    ``changed`` of the result is 0 where every key already was what its events make of it.
+    ``changed`` of the result is 0 when every key already had the right content.
 
     Args:
         keys: As ``key`` of the projection returns them; with windows ``"<key>.<window>"``, or tuples of the two.
 
     Raises:
-        DataLoss: The beginning of the stream is gone, so nobody can tell what the keys should hold.
+        DataLoss: The stream no longer has its first events, so the right content of the keys is unknown.
         UsageError: The state was made by another version of the projection.
-        Conflict: Somebody else writes the keys again and again.
+        Conflict: Another writer changed the keys in every attempt to store them.
     """
     app = app.spec
     check_keys(keys)
-    pace = ReadingRate(rate)
+    fold = FoldOptions.of(rate)
     spec = spec_of(app, projection, js)
     records = await open_records(js, app.name)
-    place = check_version(spec, (await find_place(records, spec)).place)
+    place = check_version(spec, (await find_bucket(records, spec)).ref)
     history = await History.open(js, app, spec, place.bucket)
     request = ReplayRequest(keys=tuple(keys)).of(spec)
     if not request.keys:
         raise ConfigError("keys=(): expected at least one key to repair")
     extent = await history.extent(request)
-    keeper = await begin_record(records, spec, "repair", place.bucket, request, extent)
-    on_progress(keeper.record)
-    return await noting(keeper, _repair(js, history, spec, keeper, extent, pace, on_progress))
+    job = await begin_replay(records, new_record(spec, "repair", place.bucket, request, extent))
+    on_progress(job.record)
+    return await run_job(job, _repair(history, job, extent, fold, on_progress))
 
 
-# ---- small steps -----------------------------------------------------------------------------------------------------
-
-
-def _plan_of(spec: ProjectionSpec, bucket: str, extent: Extent, outline: RangeOutline) -> ReplayPlan:
+async def _new_plan(history: History, bucket: str, extent: Extent, request: ReplayRequest) -> ReplayPlan:
     return ReplayPlan(
-        projection=spec.name,
+        projection=history.spec.name,
         bucket=bucket,
-        version=spec.version,
+        version=history.spec.version,
         extent=extent,
-        outline=outline,
-        key_text=spec.key_text,
+        outline=await outline_of(history, extent, request.subject),
+        key_text=history.spec.key_text,
     )
 
 
-async def _survey(
-    runner: ProcedureRunner,
-    bucket: StateBucket,
-    history: History,
-    spec: ProjectionSpec,
-    request: ReplayRequest,
-    plan: ReplayPlan,
-    pace: ReadingRate,
-    on_events: OnEvents,
-    engine: FoldEngine | None,
-) -> MemoryFold:
+async def _survey(history: History, request: ReplayRequest, plan: ReplayPlan, fold: FoldOptions) -> MemoryFold:
     """Read the range, find the keys that lack some of it, and fold those to the end of the range."""
+    spec, runner = history.spec, ProcedureRunner(history.js)
+    bucket = await runner.run(open_bucket(plan.bucket))
     only = request.bucket_keys(spec)
-    if engine is None:
-        await _read_keys(history, request.subject, only, plan, pace, on_events)
+    if fold.engine is None:
+        await _read_keys(history, request.subject, only, plan, fold)
     elif not plan.extent.is_empty:
-        await _ask_for_keys(engine, request.subject, only, plan)
+        await _read_keys_on(fold.engine, request.subject, only, plan)
     position = (await runner.run(read_position(bucket))).sequence or 0
     current = await runner.run(bucket.load_all([*plan.last_of, *(only - plan.last_of.keys())]))
     check_known(spec, only - plan.last_of.keys() - current.keys(), plan.extent)
@@ -274,33 +279,28 @@ async def _survey(
             plan.parked.append(key)
         elif state.sequence < last:
             suspects[key] = state
-    fold = MemoryFold(spec, wants=suspects.__contains__)
+    states = MemoryFold(spec, wants=suspects.__contains__)
     if suspects:
         for key, state in suspects.items():
-            fold.begin(key, state)
-        fold.reached = min(state.sequence for state in suspects.values())
-        if engine is not None:
-            part = await history.between(plan.extent, fold.reached + 1, plan.extent.last)
-            fold.begin_all(await engine.fold_on(part, suspects), part.last)
-        await fold.advance(history, plan.extent, plan.extent.last, pace=pace, on_events=on_events)
+            states.begin(key, state)
+        states.reached = min(state.sequence for state in suspects.values())
+        if fold.engine is not None:
+            part = await history.between(plan.extent, states.reached + 1, plan.extent.last)
+            states.begin_all(await fold.engine.fold_on(part, suspects), part.last)
+        await states.advance(history, plan.extent, plan.extent.last, options=fold)
     for key, state in suspects.items():
         # A key without a state may have ignored its last events: then there is nothing to write.
-        if change_to(spec, key, fold.content(key), state, position=position) is not None:
+        if change_to(spec, key, states.content(key), state, position=position) is not None:
             plan.behind[key] = state
         else:
-            fold.forget(key)
-    return fold
+            states.forget(key)
+    return states
 
 
 async def _read_keys(
-    history: History,
-    subject: str | None,
-    only: Collection[str],
-    plan: ReplayPlan,
-    pace: ReadingRate,
-    on_events: OnEvents,
+    history: History, subject: str | None, only: Collection[str], plan: ReplayPlan, fold: FoldOptions
 ) -> None:
-    async with aclosing(history.read(plan.extent, subject=subject, pace=pace)) as portions:
+    async with aclosing(history.read(plan.extent, subject=subject, pace=fold.pace)) as portions:
         async for events in portions:
             for key, sequence, _ in events.rows:
                 if not only or key in only:
@@ -308,10 +308,10 @@ async def _read_keys(
                     plan.last_of[key] = sequence
             plan.unreadable += len(events.failures)
             _check_count(plan)
-            await on_events(events)
+            await fold.on_events(events)
 
 
-async def _ask_for_keys(engine: FoldEngine, subject: str | None, only: Collection[str], plan: ReplayPlan) -> None:
+async def _read_keys_on(engine: FoldEngine, subject: str | None, only: Collection[str], plan: ReplayPlan) -> None:
     found = await engine.survey(plan.extent, subject)
     plan.last_of = {key: last for key, last in found.last_of.items() if not only or key in only}
     plan.events = sum(found.events[key] for key in plan.last_of)
@@ -322,7 +322,7 @@ async def _ask_for_keys(engine: FoldEngine, subject: str | None, only: Collectio
 def check_known(spec: ProjectionSpec, unknown: Collection[str], extent: Extent) -> None:
     """
     Raises:
-        ConfigError: Keys were asked for that have neither a state nor an event.
+        ConfigError: The request names keys that have neither a state nor an event.
     """
     if unknown:
         keys = some_keys(sorted(map(spec.key_text, unknown)))
@@ -333,75 +333,68 @@ def check_known(spec: ProjectionSpec, unknown: Collection[str], extent: Extent) 
 def _check_count(plan: ReplayPlan) -> None:
     if len(plan.last_of) > MAX_KEYS:
         raise ConfigError(
-            f"{plan.extent} concern over {MAX_KEYS} keys: replay a smaller range, or rebuild the projection"
+            f"{plan.extent} have events of over {MAX_KEYS} keys: replay a smaller range, or rebuild the projection"
         )
 
 
-async def _fill(
-    js: JetStream,
+async def _replay(
     history: History,
-    spec: ProjectionSpec,
-    keeper: RecordKeeper,
+    job: ReplayJob,
     extent: Extent,
-    pace: ReadingRate,
-    on_plan: Callable[[ReplayPlan], Any],
-    on_progress: Callable[[ReplayRecord], Any],
-    engine: FoldEngine | None,
+    fold: FoldOptions,
+    on_plan: Callable[[ReplayPlan], object],
+    on_progress: Callable[[ReplayRecord], object],
 ) -> None:
-    record = keeper.record
-    notes = _ReadNotes(keeper, on_progress)
-    plan = _plan_of(spec, record.bucket, extent, await outline_of(history, extent, record.request.subject))
+    record = job.record
+    plan = await _new_plan(history, record.bucket, extent, record.request)
     record.outline = plan.outline.to_dict()
-    runner = ProcedureRunner(js)
-    bucket = await runner.run(open_bucket(record.bucket))
-    fold = await _survey(runner, bucket, history, spec, record.request, plan, pace, notes.add, engine)
+    saves = _PeriodicSaves(job, on_progress)
+    states = await _survey(history, record.request, plan, dataclasses.replace(fold, on_events=saves.add))
     on_plan(plan)
     record.keys, record.parked = len(plan.last_of), len(plan.parked)
     record.events, record.unreadable = plan.events, plan.unreadable
     if plan.behind:
-        await KeyRepair(js, bucket, history, extent, spec, keeper, fold).store()
-    await keeper.note(status="done", at=extent.last)
+        await KeyRepair(history, job, extent, states).store()
+    await job.save(status="done", at=extent.last)
     on_progress(record)
 
 
 async def _repair(
-    js: JetStream,
     history: History,
-    spec: ProjectionSpec,
-    keeper: RecordKeeper,
+    job: ReplayJob,
     extent: Extent,
-    pace: ReadingRate,
-    on_progress: Callable[[ReplayRecord], Any],
+    fold: FoldOptions,
+    on_progress: Callable[[ReplayRecord], object],
 ) -> None:
-    record = keeper.record
+    record, spec = job.record, history.spec
     keys = record.request.bucket_keys(spec)
-    fold = MemoryFold(spec, wants=keys.__contains__)
+    states = MemoryFold(spec, wants=keys.__contains__)
     for key in keys:
-        fold.begin(key)
-    notes = _ReadNotes(keeper, on_progress)
-    await fold.advance(history, extent, extent.last, pace=pace, on_events=notes.add)
-    runner = ProcedureRunner(js)
+        states.begin(key)
+    saves = _PeriodicSaves(job, on_progress)
+    await states.advance(history, extent, extent.last, options=dataclasses.replace(fold, on_events=saves.add))
+    runner = ProcedureRunner(history.js)
     bucket = await runner.run(open_bucket(record.bucket))
     present = await runner.run(bucket.load_all(sorted(keys)))
-    check_known(spec, {key for key in keys - present.keys() if not fold.has_event(key)}, extent)
-    await KeyRepair(js, bucket, history, extent, spec, keeper, fold).store()
-    record.keys, record.events, record.unreadable = len(keys), fold.events, fold.failures
-    record.parked = sum(fold.content(key).parked is not None for key in keys)
-    await keeper.note(status="done", at=extent.last)
+    check_known(spec, {key for key in keys - present.keys() if not states.has_event(key)}, extent)
+    await KeyRepair(history, job, extent, states).store()
+    record.keys, record.events, record.unreadable = len(keys), states.events, states.failures
+    record.parked = sum(states.content(key).parked is not None for key in keys)
+    await job.save(status="done", at=extent.last)
     on_progress(record)
 
 
-class _ReadNotes:
-    """Writes to the record how far reading is."""
+class _PeriodicSaves:
+    """Saves the sequence that was read, once a second."""
 
-    def __init__(self, keeper: RecordKeeper, on_progress: Callable[[ReplayRecord], Any]) -> None:
-        self._keeper, self._on_progress = keeper, on_progress
-        self._noted_at = clock.now()
+    def __init__(self, job: ReplayJob, on_progress: Callable[[ReplayRecord], object]) -> None:
+        self._job, self._on_progress = job, on_progress
+        self._saved_at = clock.now()
 
     async def add(self, events: Events) -> None:
-        record = self._keeper.record
+        record = self._job.record
         record.at = events.last
-        if clock.now() - self._noted_at >= NOTE_EVERY_S:
-            await self._keeper.note()
+        if clock.now() - self._saved_at >= SAVE_EVERY_S:
+            await self._job.save()
             self._on_progress(record)
-            self._noted_at = clock.now()
+            self._saved_at = clock.now()

@@ -1,43 +1,41 @@
-"""The record of each replay and rebuild: what was asked for, how far it is, and how it ended.
+"""Records of replays, rebuilds, repairs and handler replays: the request, the progress, and the end of each.
 
-It is a key of the bucket ``<app>_projections``, ``<projection>.replay.<id>``, and stays when the work is done. It is
-written by compare-and-set: a replay that somebody else has resumed meanwhile ends at its next note. So it is read from
-the leader: what a replica has that is a moment behind would look as if somebody else had written since.
+Records of projections are keys ``<projection>.replay.<id>`` of the bucket ``<app>_projections``, records of handlers
+keys ``replay.<handler>.<id>`` of ``<app>_handlers``. They stay when the work is done. How they are stored and taken
+over says :mod:`jetspark.app.jobs`.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import logging
-import secrets
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, Self, TypeAlias, TypeVar
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, TypeVar
 
-from jetspark.app.clock import seconds_now, utc_now
+import msgspec
+
+from jetspark.app.clock import utc_now
 from jetspark.app.extents import Extent, ReplayRequest
-from jetspark.app.patience import patiently
-from jetspark.core.arguments import instance
-from jetspark.errors import ConfigError, Conflict, JetSparkError, KeyNotFound, ProtocolError, UsageError
+from jetspark.app.jobs import Job, JobRecord, new_job_id
+from jetspark.errors import ConfigError, JetSparkError, KeyNotFound, ProtocolError
 
 if TYPE_CHECKING:
     from jetspark.aio.kv import KeyValue
     from jetspark.app.projections.projection_spec import ProjectionSpec
 
 __all__ = [
-    "NoteKeeper",
+    "HandlerReplayRecord",
     "OnUnreadable",
-    "RecordKeeper",
+    "ReplayJob",
     "ReplayKind",
     "ReplayRecord",
-    "RequestRecord",
-    "begin_record",
+    "begin_replay",
+    "find_replay",
     "log_unreadable",
-    "new_id",
-    "noting",
+    "new_record",
     "read_all",
     "read_records",
+    "resume_replay",
+    "run_job",
 ]
 
 _logger = logging.getLogger("jetspark.app")
@@ -46,82 +44,33 @@ ReplayKind: TypeAlias = Literal["replay", "rebuild", "repair"]
 
 
 MAX_RECORD_BYTES = 768 << 10
-"""Of a record that begins. A server takes a megabyte, and failures and counts are added later."""
-# Of the fields of records: what others have written there may have any.
-_KINDS: dict[str, type] = {"str": str, "int": int, "dict[str, Any]": dict, "dict[str, int]": dict}
+"""Size of a new record, at most. A server takes a megabyte, and failures and counts are added later."""
 
 
-@dataclass(slots=True, kw_only=True)
-class RequestRecord:
-    """What was asked for, and where the work is, as JSON."""
+class RangeRecord(JobRecord, kw_only=True, rename={"saved": "noted"}):
+    """The fields that records of projections and of handlers share."""
 
+    hint: ClassVar[str] = "`jetspark replays` lists the ids"
     request: ReplayRequest
-    id: str
     began: str = ""
-
-    def to_dict(self) -> dict[str, Any]:
-        return {**dataclasses.asdict(self), "request": self.request.to_dict()}
-
-    @classmethod
-    def decode(cls, value: bytes) -> Self:
-        """
-        Raises:
-            ProtocolError: It is no such record.
-        """
-        try:
-            fields = json.loads(value)
-            record = cls(**{**fields, "request": ReplayRequest.from_dict(fields["request"])})
-            for each in dataclasses.fields(cls):
-                instance(each.name, getattr(record, each.name), _KINDS.get(str(each.type), object), str(each.type))
-            return record
-        except (ValueError, KeyError, TypeError) as error:
-            raise ProtocolError(f"the record of a replay is not readable: {value[:200]!r}") from error
-
-
-@dataclass(slots=True, kw_only=True)
-class ReplayRecord(RequestRecord):
-    """One replay, rebuild of a whole projection, or repair of single keys."""
-
-    kind: ReplayKind
-    projection: str
-    version: int
-    bucket: str
-    """What it writes to."""
+    """When it began, as ISO 8601."""
     stream: str
     created: str
-    """Tells the stream from a later one of the same name."""
+    """When the stream was created: a later stream of the same name has another time."""
     first: int
     last: int
-    """The end that was frozen when it began."""
-    outline: dict[str, Any] = dataclasses.field(default_factory=dict)
-    """Of a replay: subjects, times and gaps of what it reads."""
+    """The end of the stream when the work began."""
+    outline: dict[str, Any] = msgspec.field(default_factory=dict)
+    """Subjects, times and gaps of the range: a :class:`~jetspark.app.replay.outlines.RangeOutline` as JSON."""
     at: int = 0
-    """Events up to this sequence were read."""
+    """Events up to this sequence were read, or handled."""
     events: int = 0
-    keys: int = 0
-    """Keys that the events are of."""
-    changed: int = 0
-    """Keys that were written."""
-    parked: int = 0
-    """Keys that are parked, and stay so."""
-    unreadable: int = 0
-    """Events that no engine can read, and every engine leaves out."""
     status: str = "running"
-    """``running``, also where nobody is at it any more; ``done``; of a rebuild ``built``, then ``swapped``, or
-    ``dropped``; or ``failed: <why>``.
+    """``running``, also after the process was killed; ``done``; ``failed: <reason>``. A rebuild is ``built``, then
+    ``swapped`` or ``dropped``, in place of ``done``.
     """
-    base: str = ""
-    """Of a rebuild that did not begin with the first event: the bucket whose states it began with. ``first`` is where
-    its history begins.
-    """
-    replaced: str = ""
-    """Of a rebuild that was swapped: the bucket that was in use before, until it is dropped."""
-    noted: str = ""
-
-    @property
-    def key(self) -> str:
-        """Under which the bucket has it."""
-        return record_key(self.projection, self.id)
+    saved: str = ""
+    """When the record was saved, as ISO 8601."""
 
     @property
     def extent(self) -> Extent:
@@ -131,9 +80,50 @@ class ReplayRecord(RequestRecord):
     def is_done(self) -> bool:
         return self.status in ("done", "swapped", "dropped")
 
+    @property
+    def reached(self) -> str:
+        return f"at {self.at} of {self.first} to {self.last}"
+
+    def on_resume(self) -> None:
+        self.status = "running"
+
+    def on_save(self) -> None:
+        self.saved = utc_now().isoformat()
+
+
+class ReplayRecord(RangeRecord, kw_only=True):
+    """One replay, rebuild of a whole projection, or repair of single keys."""
+
+    kind: ReplayKind
+    projection: str
+    version: int
+    bucket: str
+    """The bucket that is written."""
+    keys: int = 0
+    """Keys that have an event in the range."""
+    changed: int = 0
+    """Keys that were written."""
+    parked: int = 0
+    """Keys that are parked, and stay parked."""
+    unreadable: int = 0
+    """Events that cannot be decoded; every engine leaves them out."""
+    base: str = ""
+    """A rebuild that did not begin with the first event: the bucket whose states it copied. Its ``first`` is the first
+    event that it folded onto them.
+    """
+    replaced: str = ""
+    """A rebuild that was swapped: the bucket that was in use before, until that is dropped."""
+
+    @property
+    def key(self) -> str:
+        return record_key(self.projection, self.id)
+
+    @property
+    def title(self) -> str:
+        return f"{self.kind} {self.id}"
+
     def __str__(self) -> str:
-        what = f"{self.kind} {self.id} of {self.projection}"
-        read = f"{self.events} events of {self.keys} keys, at {self.at} of {self.first} to {self.last}"
+        read = f"{self.events} events of {self.keys} keys, {self.reached}"
         if self.is_done and not self.changed and self.kind == "replay":
             changed = "nothing changed: the state has all of it"
         else:
@@ -142,127 +132,88 @@ class ReplayRecord(RequestRecord):
         bucket = f", bucket {self.bucket}" if self.kind == "rebuild" else ""
         if self.base:
             bucket += f" with the states of {self.base} before {self.first}"
-        return f"{what}: {read}: {changed}{parked}{bucket}, {self.status}"
+        return f"{self.title} of {self.projection}: {read}: {changed}{parked}{bucket}, {self.status}"
 
 
-class KeptRecord(Protocol):
-    """What a keeper has to know of a record."""
+class HandlerReplayRecord(RangeRecord, kw_only=True):
+    """One replay of a handler."""
 
-    id: str
-    kind: Any
-    noted: str
-    request: ReplayRequest
+    handler: str
+    effects: bool
+    """True when the replay carries out the handler's effects."""
+    kind: Literal["handler"] = "handler"
+    done: int = 0
+    skipped: int = 0
+    stopped: int = 0
+    """Calls that ended at an effect which was held back and has no recorded result."""
+    failed: int = 0
+    published: dict[str, int] = msgspec.field(default_factory=dict)
+    """Without effects: events that would have been published, by type."""
+    held_back: dict[str, int] = msgspec.field(default_factory=dict)
+    """Without effects: effects of ``ctx.once`` that were not carried out, by name."""
+    recorded: dict[str, int] = msgspec.field(default_factory=dict)
+    """Without effects: effects of ``ctx.once`` whose recorded result was returned, by name."""
+    writes: int = 0
+    """Without effects: keys that transactions would have written."""
+    failures: list[dict[str, Any]] = msgspec.field(default_factory=list)
+    """The first hundred: sequence, key and error."""
 
     @property
-    def key(self) -> str: ...
+    def key(self) -> str:
+        return handler_record_key(self.handler, self.id)
 
-    def to_dict(self) -> dict[str, Any]: ...
+    @property
+    def title(self) -> str:
+        return f"replay {self.id}"
 
+    @property
+    def consumer(self) -> str:
+        """The name of the durable consumer that reads the range."""
+        return f"{self.handler}--replay-{self.id}"
 
-R = TypeVar("R", bound=KeptRecord)
-D = TypeVar("D", bound=RequestRecord)
-
-
-class NoteKeeper(Generic[R]):
-    """Keeps one record up to date, for as long as no other process has resumed it."""
-
-    def __init__(self, records: KeyValue, record: R, revision: int) -> None:
-        self.records, self.record, self._revision = records, record, revision
-
-    @classmethod
-    async def begin(cls, records: KeyValue, record: R) -> Self:
-        """Write a new record.
-
-        Raises:
-            ConfigError: It has more keys than fit.
-        """
-        value = json.dumps(record.to_dict()).encode()
-        if len(value) > MAX_RECORD_BYTES:
-            raise ConfigError(
-                f"keys: {len(record.request.keys)} of them make a record of {len(value)} bytes, and {MAX_RECORD_BYTES} "
-                "are allowed: give fewer at a time, or none, which is all"
-            )
-        return cls(records, record, await records.create(record.key, value))
-
-    async def note(self, **changes: Any) -> None:
-        """Write what is known now.
-
-        Raises:
-            UsageError: Another process has resumed it.
-        """
-        record = self.record
-        for name, value in changes.items():
-            setattr(record, name, value)
-        record.noted = utc_now().isoformat()
-        value = json.dumps(record.to_dict()).encode()
-        try:
-            self._revision = await patiently(lambda: self._write(value))
-        except Conflict:
-            raise UsageError(f"{record.kind} {record.id} was taken over by another process") from None
-
-    async def _write(self, value: bytes) -> int:
-        key = self.record.key
-        try:
-            return await self.records.update(key, value, revision=self._revision)
-        except Conflict:
-            # The answer to an earlier attempt may have been lost.
-            entry = await self.records.get(key, direct=False)
-            if entry.value != value:
-                raise
-            return entry.revision
+    def __str__(self) -> str:
+        how = "with effects" if self.effects else "without effects"
+        lines = [
+            f"{self.title} of handler {self.handler} {how}: {self.events} events, {self.reached}: {self.done} done, "
+            f"{self.skipped} skipped, {self.failed} failed, {self.status}"
+        ]
+        if self.stopped:
+            lines.append(f"{self.stopped} ended at an effect whose result is not recorded: {counted(self.held_back)}")
+        if self.recorded:
+            lines.append(f"recorded effects that were not repeated: {counted(self.recorded)}")
+        if self.published:
+            lines.append(f"would have published: {counted(self.published)}")
+        if self.writes:
+            lines.append(f"would have written {self.writes} keys")
+        lines += [f"failed: sequence {each['sequence']}, key {each['key']}: {each['error']}" for each in self.failures]
+        return "\n".join(lines)
 
 
-class RecordKeeper(NoteKeeper[ReplayRecord]):
-    """Keeps the record of one replay of a projection."""
-
-    @classmethod
-    async def resume(cls, records: KeyValue, spec: ProjectionSpec, id: str, kind: ReplayKind) -> RecordKeeper:
-        """Go on with a replay that was interrupted, also with one that another process began.
-
-        Raises:
-            ConfigError: There is none, it is done, or another version of the projection has begun it.
-        """
-        keeper = await cls.find(records, spec, id, kind)
-        record = keeper.record
-        if record.version != spec.version:
-            raise ConfigError(
-                f"resume {id!r}: version {record.version} of the projection has begun it, and this is version "
-                f"{spec.version}: begin a new one, or run the version that began it"
-            )
-        if record.is_done:
-            raise ConfigError(f"resume {id!r}: it is {record.status} already")
-        await keeper.note(status="running")
-        return keeper
-
-    @classmethod
-    async def find(cls, records: KeyValue, spec: ProjectionSpec, id: str, kind: ReplayKind) -> RecordKeeper:
-        """The record of a replay, as it is.
-
-        Raises:
-            ConfigError: There is none.
-        """
-        try:
-            entry = await records.get(record_key(spec.name, id), direct=False)
-        except KeyNotFound:
-            raise ConfigError(f"{kind} {id!r}: there is no record of it; `jetspark replays` lists them") from None
-        record = ReplayRecord.decode(entry.value)
-        if record.kind != kind:
-            raise ConfigError(f"{id!r}: it is a {record.kind}, expected a {kind}")
-        return cls(records, record, entry.revision)
+ReplayJob: TypeAlias = Job[ReplayRecord]
+R = TypeVar("R", bound=RangeRecord)
 
 
-async def begin_record(
-    records: KeyValue,
-    spec: ProjectionSpec,
-    kind: ReplayKind,
-    bucket: str,
-    request: ReplayRequest,
-    extent: Extent,
-    base: str = "",
-) -> RecordKeeper:
-    """Write the record of something that begins now."""
-    record = ReplayRecord(
-        id=new_id(),
+async def begin_replay(records: KeyValue, record: R) -> Job[R]:
+    """Store the record of new work.
+
+    Raises:
+        ConfigError: The request has more keys than fit in a record.
+    """
+    size = len(record.encode())
+    if size > MAX_RECORD_BYTES:
+        raise ConfigError(
+            f"keys: {len(record.request.keys)} of them make a record of {size} bytes, and {MAX_RECORD_BYTES} are "
+            "allowed: give fewer at a time, or leave keys out to take all"
+        )
+    return await Job.begin(records, record)
+
+
+def new_record(
+    spec: ProjectionSpec, kind: ReplayKind, bucket: str, request: ReplayRequest, extent: Extent, base: str = ""
+) -> ReplayRecord:
+    """The record of a projection's work that begins now."""
+    return ReplayRecord(
+        id=new_job_id(),
         kind=kind,
         projection=spec.name,
         version=spec.version,
@@ -275,52 +226,86 @@ async def begin_record(
         base=base,
         began=utc_now().isoformat(),
     )
-    return await RecordKeeper.begin(records, record)
 
 
-async def noting(keeper: NoteKeeper[R], work: Awaitable[None]) -> R:
-    """Do the work; if it fails for good, the record says why."""
+async def find_replay(records: KeyValue, spec: ProjectionSpec, id: str, kind: ReplayKind) -> ReplayJob:
+    """Read the record of a projection's work, and change nothing.
+
+    Raises:
+        ConfigError: The id is unknown, or its record is of another kind.
+    """
+    job = await Job.find(records, ReplayRecord, record_key(spec.name, id), id)
+    if job.record.kind != kind:
+        raise ConfigError(f"{id!r} is a {job.record.kind}, not a {kind}")
+    return job
+
+
+async def resume_replay(records: KeyValue, spec: ProjectionSpec, id: str, kind: ReplayKind) -> ReplayJob:
+    """Take over a projection's work that was interrupted, also if another process began it.
+
+    Raises:
+        ConfigError: The id is unknown, the work is done, or another version of the projection began it.
+    """
+    job = await find_replay(records, spec, id, kind)
+    record = job.record
+    if record.version != spec.version:
+        raise ConfigError(
+            f"resume {id!r}: version {record.version} of the projection has begun it, and this is version "
+            f"{spec.version}: begin a new one, or run the version that began it"
+        )
+    if record.is_done:
+        raise ConfigError(f"resume {id!r}: it is {record.status} already")
+    await job.resume()
+    return job
+
+
+async def run_job(job: Job[R], work: Awaitable[None]) -> R:
+    """Do the work of a job. An error that a retry cannot cure is saved in its record."""
     try:
         await work
     except JetSparkError as error:
         if not error.may_pass:
-            await keeper.note(status=f"failed: {error}")
+            await job.save(status=f"failed: {error}")
         raise
-    return keeper.record
-
-
-def new_id() -> str:
-    """Of a replay: later ones sort behind earlier ones, and several may begin in the same millisecond."""
-    return f"r{int(seconds_now() * 1000):x}{secrets.token_hex(3)}"
+    return job.record
 
 
 def record_key(projection: str, id: str) -> str:
     return f"{projection}.replay.{id}"
 
 
-OnUnreadable: TypeAlias = Callable[[str, ProtocolError], Any]
-"""Is told the key of a record that nobody can read, and why."""
+def handler_record_key(handler: str, id: str) -> str:
+    return f"replay.{handler}.{id}"
+
+
+OnUnreadable: TypeAlias = Callable[[str, ProtocolError], object]
+"""Called with the key and the error of each record that cannot be decoded."""
 
 
 def log_unreadable(key: str, error: ProtocolError) -> None:
-    _logger.warning("%s is left out: %s", key, error)
+    _logger.warning("record %s is left out: %s", key, error)
 
 
 async def read_records(
     records: KeyValue, projection: str = "*", *, on_unreadable: OnUnreadable = log_unreadable
 ) -> list[ReplayRecord]:
-    """Every record, oldest first; one that nobody can read is left out, and told of."""
+    """The readable records of projections, oldest first."""
     return await read_all(records, record_key(projection, "*"), ReplayRecord, on_unreadable)
 
 
-async def read_all(records: KeyValue, keys: str, kind: type[D], on_unreadable: OnUnreadable) -> list[D]:
+async def read_all(records: KeyValue, keys: str, kind: type[R], on_unreadable: OnUnreadable) -> list[R]:
     """The records under some keys, oldest first."""
-    found: list[D] = []
+    found: list[R] = []
     for key in [key async for key in records.keys(keys)]:
         try:
             found.append(kind.decode((await records.get(key, direct=False)).value))
         except ProtocolError as error:
             on_unreadable(key, error)
         except KeyNotFound:
-            pass  # it was deleted meanwhile
+            pass  # deleted since the keys were listed
     return sorted(found, key=lambda record: (record.began, record.id))
+
+
+def counted(counts: Mapping[str, int]) -> str:
+    """Counts with their names: ``2 order.paid, 1 order.shipped``."""
+    return ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))

@@ -1,11 +1,10 @@
-"""States that are folded to be compared, and never stored: in memory up to a limit, the others in a temporary file.
+"""States of a fold that are compared with a bucket: in memory up to a limit, and the others in a temporary file.
 
-So a history is folded in one pass however many keys it has. What the bucket has is kept beside the state of each key
-that differs; the events after the boundary are folded in one pass, too, for each key up to what the bucket has.
+So a history is folded in one pass, whatever the number of keys. The value in the bucket is kept beside the state of
+each key that differs; one more pass applies the events after the boundary, for each key up to the event in the bucket.
 
-The file is SQLite's, for which it needs no name: it is removed from its folder (``TMPDIR``) as soon as it is open, so a
-process that is killed leaves nothing behind. It is written when the first key has to leave memory, and never for a
-projection whose states fit.
+SQLite removes the file from its folder (``TMPDIR``) as soon as it is open, so a process that is killed leaves no file
+behind. The file is created when the first key has to leave memory.
 """
 
 from __future__ import annotations
@@ -14,10 +13,11 @@ import pickle
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Self, TypeAlias
 
-from jetspark.app.projections.folding import KeyRows, KeyState
+from jetspark.app.projections.key_state import KeyState
+from jetspark.app.projections.live_states import CacheLimits
 from jetspark.app.projections.projection_spec import ProjectionSpec
-from jetspark.app.projections.states import CacheLimits
-from jetspark.app.replay.contents import KeyContent, compare, reaches
+from jetspark.app.projections.router import KeyRows
+from jetspark.app.replay.comparison import KeyContent, compare, reaches
 from jetspark.errors import UsageError
 from jetspark.state.changes import NOTHING, Current
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Scratch", "ScratchStates"]
 
-# What a state takes besides its key and its value: 320 bytes measured, on CPython 3.11.
+# Memory of a state besides its key and its value: 320 bytes measured, on CPython 3.11.
 ENTRY_BYTES = 320
 # Keys of one query; SQLite takes 999 parameters in its smallest builds.
 QUERY_KEYS = 500
@@ -45,24 +45,24 @@ _Row: TypeAlias = "tuple[bytes, bytes | None, int, str, int, bytes | None]"
 
 
 class Scratch(NamedTuple):
-    """One key: what its events make of it, and whether the bucket has the same."""
+    """A key with the fold of its events, and the result of comparing it with the bucket."""
 
     key: str
     content: KeyContent
     is_equal: bool
-    """Never of one that is parked: why is for the bucket to say."""
+    """False for a parked key: the reason is read from the bucket."""
     found: Current
     """The value in the bucket; NOTHING for a key that is equal."""
 
 
 class ScratchStates:
-    """See the module; a context manager, which removes the file."""
+    """States in memory and in a file. Leave the context manager to close the file."""
 
     def __init__(self, spec: ProjectionSpec, limits: CacheLimits) -> None:
         self._spec, self._limits = spec, limits
         self._states: dict[str, KeyState] = {}
         self._equal: set[str] = set()
-        """Keys in memory of which the bucket has the same."""
+        """Keys in memory that are equal to the bucket."""
         self._found: dict[str, Current] = {}
         """The value in the bucket of each key in memory that differs."""
         self._size = 0
@@ -84,7 +84,7 @@ class ScratchStates:
         return len(self._states)
 
     def begin_all(self, states: Mapping[str, Current]) -> None:
-        """Begin with states that keys have; others have none."""
+        """Set the states to begin with; other keys have no state."""
         spec = self._spec
         for key, current in states.items():
             state = self._states[key] = KeyState(spec, key, current)
@@ -92,10 +92,10 @@ class ScratchStates:
         self._shrink()
 
     def apply(self, rows: KeyRows) -> None:
-        """Take the next rows, by ascending sequence."""
+        """Apply the next rows, by ascending sequence."""
         spec, states = self._spec, self._states
         touched = dict.fromkeys(rows.keys)
-        self._bring(touched)
+        self._load(touched)
         before = sum([_size_of(key, states[key]) for key in touched])
         for key, sequence, event in rows:
             states[key].apply(spec, key, sequence, event)
@@ -105,21 +105,21 @@ class ScratchStates:
     def continue_with(self, rows: KeyRows) -> None:
         """Apply the next rows of keys that differ, each key up to the last event that its value in the bucket shows."""
         touched = dict.fromkeys(rows.keys)
-        self._bring(touched)
+        self._load(touched)
         # An event has a sequence above 0.
         reach = dict.fromkeys(touched, 0) | reaches({key: self._found[key] for key in touched if key in self._found}, 0)
         self.apply(KeyRows(row for row in rows if row[1] <= reach[row[0]]))
 
     def compare(self, found: Mapping[str, Current], version: int | None) -> None:
-        """Note which keys are what a bucket has; of a key that is compared again the last time counts.
+        """Compare keys with their value in a bucket. The last comparison of a key counts.
 
-        Keys of the bucket that no event came for are keys from now on, with nothing.
+        A key of the bucket without an event becomes a key with an empty state.
         """
         states, equal, plain_mark = self._states, self._equal, self._spec.plain_mark
-        self._bring(found)
+        self._load(found)
         for key, current in found.items():
             state = states[key]
-            # Most states are the same: to see that, nothing has to be taken apart.
+            # Most states are equal. This test is cheap, since it decodes nothing.
             is_same = (
                 current.value is not None
                 and current.mark == plain_mark
@@ -130,14 +130,14 @@ class ScratchStates:
             if is_same or self._is_equal(key, current, version):
                 equal.add(key)
                 if key in self._found:
-                    self._note(key, None)
+                    self._keep(key, None)
             else:
                 equal.discard(key)
-                self._note(key, current)
+                self._keep(key, current)
         self._shrink()
 
-    def _note(self, key: str, found: Current | None) -> None:
-        """Keep what the bucket has for a key beside its state in memory, or remove it."""
+    def _keep(self, key: str, found: Current | None) -> None:
+        """Keep the bucket's value of a key beside its state in memory; None removes it."""
         before = self._found.pop(key, None)
         if before is not None:
             self._size -= _size_of_found(before)
@@ -163,7 +163,7 @@ class ScratchStates:
                 yield keys
 
     def items(self) -> Iterator[Sequence[Scratch]]:
-        """All keys, some at a time; nothing may be applied or compared meanwhile."""
+        """Yield all keys, in parts. The caller must not apply or compare rows in the meantime."""
         states, equal = self._states, self._equal
         part: list[Scratch] = []
         for key, state in states.items():
@@ -176,7 +176,7 @@ class ScratchStates:
             return
         rows = self._file.execute("SELECT * FROM states")
         while some := rows.fetchmany(QUERY_KEYS):
-            # One that was brought back to memory is there as it was before.
+            # The row of a key that is in memory again is stale.
             found = ((_text(row[0]), row) for row in some)
             yield [
                 Scratch(key, KeyContent.of_current(_current(row)), bool(row[4]), _found(row) or NOTHING)
@@ -186,8 +186,8 @@ class ScratchStates:
 
     # ---- memory and the file -------------------------------------------------------------------------------------
 
-    def _bring(self, keys: Mapping[str, object]) -> None:
-        """Have keys in memory, as those that are used last."""
+    def _load(self, keys: Mapping[str, object]) -> None:
+        """Load keys into memory, and mark them as the most recently used."""
         states, spec = self._states, self._spec
         if self._file is not None:
             for key in keys:
@@ -202,7 +202,7 @@ class ScratchStates:
             if row is not None and row[4]:
                 self._equal.add(key)
             elif row is not None:
-                self._note(key, _found(row))
+                self._keep(key, _found(row))
 
     def _read(self, keys: Sequence[str]) -> dict[str, _Row]:
         assert self._file is not None
@@ -214,7 +214,7 @@ class ScratchStates:
         return found
 
     def _shrink(self) -> None:
-        """Write states to the file, those used longest ago first, as far as there are too many in memory."""
+        """Move the least recently used states to the file, until memory is within its limits."""
         limits, states, spec = self._limits, self._states, self._spec
         if len(states) <= limits.keys and self._size <= limits.bytes:
             return
@@ -227,7 +227,7 @@ class ScratchStates:
             is_equal = key in self._equal
             self._equal.discard(key)
             mark, found = spec.mark(state.parked, state.ids), self._found.get(key)
-            self._note(key, None)
+            self._keep(key, None)
             # The sequence in a bucket may be any number, which a column may not.
             of_bucket = None if found is None else pickle.dumps(found)
             rows.append((_octets(key), state.value, state.sequence, mark, is_equal, of_bucket))

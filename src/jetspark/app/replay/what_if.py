@@ -1,4 +1,4 @@
-"""What another version of a workflow would have decided for recorded history; nothing is written to the server."""
+"""Comparison of two versions of a workflow on recorded history; nothing is written to the server."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ MAX_EXAMPLES = 20
 
 
 class NewCode(NamedTuple):
-    """The text of a module with another version of a workflow. Processes that do not have its file can load it."""
+    """The source text of a module with another version of a workflow. A process needs no file to load it."""
 
     file: str
     text: str
     package: str = ""
-    """Where its relative imports begin: that of the application's module."""
+    """The package of the application's module, for relative imports."""
 
     @classmethod
     def read(cls, path: str | Path, package: str = "") -> NewCode:
@@ -51,10 +51,10 @@ class NewCode(NamedTuple):
             raise ConfigError(f"code={str(path)!r} cannot be read: {error}") from error
 
     def load(self) -> ModuleType:
-        """The module, under a name of its own: the application's stays as it is. A process loads it once.
+        """Load the module under a name of its own, beside the application's; once for each process.
 
         Raises:
-            ConfigError: It raised, or wanted to end the process.
+            ConfigError: The module raised an error, or called ``sys.exit``.
         """
         digest = hashlib.sha256(repr(self).encode()).hexdigest()[:16]
         name = f"{self.package}._what_if_{digest}" if self.package else f"_what_if_{digest}"
@@ -62,12 +62,12 @@ class NewCode(NamedTuple):
             return known
         module = ModuleType(name)
         module.__file__, module.__package__ = self.file, self.package
-        # Types in annotations are looked up there.
+        # Types in annotations are resolved there.
         sys.modules[name] = module
         try:
             exec(compile(self.text, self.file, "exec"), vars(module))
         except (Exception, SystemExit) as error:
-            # With a code of 0, as of a program that is done, the process would end as if both versions were equal.
+            # SystemExit with code 0 would end the process as if both versions were equal.
             del sys.modules[name]
             raise ConfigError(f"code={self.file!r} raised {type(error).__name__}: {error}") from error
         return module
@@ -79,22 +79,22 @@ def comparison_of(
     """A comparison of an application's workflow with another version of it.
 
     Raises:
-        ConfigError: There is no such workflow in the application or in the new code.
+        ConfigError: The application or the new code has no workflow of this name.
     """
     app = app.spec
     spec = app.workflows.get(workflow)
     if spec is None:
         known = ", ".join(sorted(app.workflows)) or "none"
-        raise ConfigError(f"workflow {workflow!r}: app {app.name!r} has none of this name; it has {known}")
+        raise ConfigError(f"workflow {workflow!r}: app {app.name!r} has no workflow of this name; it has {known}")
     old = WorkflowCode(spec, app.catalogue)
     return HistoryComparison(app.name, old, _new_code(app, spec, code), since=since, keys=tuple(keys))
 
 
 def _new_code(app: AppSpec, old: WorkflowSpec, code: NewCode) -> WorkflowCode:
-    """The workflow of an App in the new code, or a class in it with ``react``."""
+    """The workflow in an App of the new code, or the only class with ``react``."""
     module = code.load()
     for value in vars(module).values():
-        spec = getattr(value, "spec", None)  # of an App
+        spec = getattr(value, "spec", None)  # value may be an App
         if isinstance(spec, AppSpec) and spec is not app and old.name in spec.workflows:
             return WorkflowCode(spec.workflows[old.name], spec.catalogue)
     classes = [
@@ -119,25 +119,25 @@ def _new_code(app: AppSpec, old: WorkflowSpec, code: NewCode) -> WorkflowCode:
 def _class_spec(app: str, old: WorkflowSpec, kind: type, version: int) -> WorkflowSpec:
     try:
         return WorkflowSpec(old.name, kind, app=app, key=old.lane_key, events=None, version=version)
-    except ConfigError:  # it does not name the types of its events
+    except ConfigError:  # the class does not declare its events
         return WorkflowSpec(old.name, kind, app=app, key=old.lane_key, events=old.events, version=version)
 
 
 @dataclass(slots=True, kw_only=True)
 class WhatIf:
-    """What came of a comparison."""
+    """The result of a comparison."""
 
     workflow: str
     extent: Extent
-    """The events about which both versions decided; those before it led to the states that both begin with."""
+    """The events that both versions decided on. Earlier events led to the states that both begin with."""
     runs: int = 0
     equal: int = 0
     diverged: int = 0
-    """Runs that recorded history stopped to answer for: a timer or a command of theirs is the new version's alone."""
+    """Runs where the new version set a timer or sent a command that is not in recorded history."""
     unreadable: int = 0
     """Messages that neither version can read."""
     by_kind: Counter[str] = field(default_factory=Counter)
-    """Runs that differ, by what differs in them."""
+    """Runs that differ, by the kind of difference."""
     different: list[ComparedRun] = field(default_factory=list)
 
     @property
@@ -203,23 +203,23 @@ def _shown(step: StepDifference, kind: str) -> str:
 def check_request(request: ReplayRequest) -> None:
     """
     Raises:
-        ConfigError: Only some of the events of a run are asked for.
+        ConfigError: The request selects only some events of a run.
     """
     if request.subject is not None:
-        raise ConfigError(f"subject={request.subject!r}: expected none; a run is compared with all of its events")
+        raise ConfigError(f"subject={request.subject!r} must not be set: a run is compared with all of its events")
 
 
 async def what_if(
     js: JetStream, app: HasSpec, workflow: str, code: NewCode, request: ReplayRequest | None = None
 ) -> WhatIf:
-    """What another version of a workflow would have decided about the events of a range, taking over at its beginning.
+    """Compare the decisions of another version of a workflow with those of this code, on a range of recorded events.
 
-    The whole stream up to the end of the range is read: the old version leads each run to the state it had when the
-    range began. Nothing is written.
+    The whole stream up to the end of the range is read: the old version brings each run to its state at the beginning
+    of the range, where the new version takes over. Nothing is written.
 
     Raises:
-        ConfigError: There is no such workflow, or the versions do not agree on which run an event belongs to.
-        DataLoss: The beginning of the stream is gone, so that nobody knows the states of its runs.
+        ConfigError: The workflow is unknown, or the versions disagree on the run of an event.
+        DataLoss: The stream no longer has its first events, so the states of its runs are unknown.
     """
     app = app.spec
     request = request or ReplayRequest()
@@ -242,7 +242,7 @@ async def what_if(
 
 
 async def _end_of(js: JetStream, extent: Extent) -> datetime.datetime:
-    """When the message behind a range was stored; now, if there is none."""
+    """When the first message after a range was stored; without one, the server's time now."""
     stream = await js.stream(extent.stream)
     try:
         return (await stream.get_message(extent.last + 1, next_for=">", direct=False)).timestamp

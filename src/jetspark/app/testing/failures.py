@@ -1,4 +1,4 @@
-"""The failures of :func:`check_reliability`: each is a small script of what is published and what goes wrong."""
+"""The failures of :func:`check_reliability`: each is a small script that publishes events and injects a fault."""
 
 from __future__ import annotations
 
@@ -6,51 +6,50 @@ import asyncio
 import datetime
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from jetspark.app.application import App
 from jetspark.app.causes import current_cause
 from jetspark.app.contracts.catalogue import contract_of
+from jetspark.app.handlers.handler_spec import HandlerSpec
 from jetspark.app.handlers.retry import Reject, RetryIn
-from jetspark.app.testing.flaky import DependencySwitch
-from jetspark.app.testing.injecting import InjectedFault
+from jetspark.app.testing.fault_injection import DependencySwitch, InjectedFault
 from jetspark.app.testing.kit import TestApp
-from jetspark.app.testing.observing import EVENT_ID, RunObserver
+from jetspark.app.testing.observations import EVENT_ID, RunObserver
 from jetspark.app.testing.steps import StepMoment
 from jetspark.errors import RequestTimeout
 
 __all__ = ["FAILURES", "NamedFailure", "Scenario"]
 
 FIRST = EVENT_ID.format(1)
-# Retries that come later than this are no retries.
+# A retry later than this is not waited for.
 LONGEST_S = 30 * 86400.0
 # After this a stream has forgotten the ids it knew; the default window is two minutes.
 BEYOND_DUPLICATES_S = 120.0
 RETRY_LATER_S = 3600.0
-# A quick election: the default policy outlasts it whatever its chance is.
+# A quick election: the default retry policy outlasts it with any jitter.
 ELECTION_S = 1.0
-# Handlers that take longer than this, or are started more often than this for each event, come to no end.
+# Handlers that take longer than this, or are started more often than this for each event, are reported as endless.
 SETTLE_S = 3600.0
 MOST_STARTS = 100
-# How often it is looked at.
+# How often the application is checked.
 LOOK_S = 5.0
 
 
 @dataclass(slots=True, kw_only=True)
 class Scenario:
-    """One run: the application under test, what it is given, and what happened to it."""
+    """One run: the application under test, its events, and the outcome."""
 
     test: TestApp
     app: App
     handler: str | None
-    events: Sequence[Any]
+    events: Sequence[object]
     time: datetime.datetime
     switch: DependencySwitch
     observer: RunObserver
     has_happened: bool = True
-    """The failure has come about; one that cannot is no failure."""
+    """False if the failure could not be caused; it then proves nothing."""
     letter_problems: list[str] = field(default_factory=list)
-    """What was wrong with them on the way."""
+    """Problems with dead letters found during the run."""
     run_problem: str = ""
     """The first event was not run as often as it had to be."""
 
@@ -64,22 +63,22 @@ class Scenario:
         """Let everything happen that is to happen, however late.
 
         Raises:
-            RequestTimeout: There is no end.
+            RequestTimeout: The application does not become idle.
         """
         waited_s, step_s = 0.0, 60.0
-        await self.settle()
+        await self.wait_until_idle()
         while self._waits():
             if waited_s > LONGEST_S:
                 raise RequestTimeout(f"app {self.app.name!r} still has events to retry", waited_s)
             self.test.advance(step_s)
             waited_s, step_s = waited_s + step_s, step_s * 1.5
-            await self.settle()
+            await self.wait_until_idle()
 
-    async def settle(self) -> None:
+    async def wait_until_idle(self) -> None:
         """Let happen what happens soon.
 
         Raises:
-            RequestTimeout: There is no end.
+            RequestTimeout: The application does not become idle.
         """
         most = MOST_STARTS * len(self.events) * max(1, len(self.app.handlers))
         began = self.test.now
@@ -99,11 +98,11 @@ class Scenario:
         self.has_happened = all(each.happened for each in faults)
 
     def hook(self, hook: Callable[[StepMoment, int], Awaitable[None]]) -> Callable[[], int]:
-        """Have something done before and after each run of the first event, with the number of the run; returns how to
-        ask for the number of runs."""
+        """Call ``hook`` before and after each run of the first event, with the number of the run; returns a function
+        that returns the number of runs."""
         runs = 0
 
-        async def on_run(when: StepMoment, handler: str, event: Any) -> None:
+        async def on_run(when: StepMoment, handler: str, event: object) -> None:
             nonlocal runs
             cause = current_cause.get()
             if (self.handler in (None, handler)) and (cause is None or cause.id == FIRST):
@@ -250,7 +249,7 @@ async def _dependencies_down(scenario: Scenario) -> None:
 
     scenario.hook(turn)
     await scenario.publish(1)
-    await scenario.settle()
+    await scenario.wait_until_idle()
     switch.is_down = False
     await scenario.publish(*range(2, len(scenario.events) + 1))
     await scenario.finish()
@@ -258,7 +257,7 @@ async def _dependencies_down(scenario: Scenario) -> None:
 
 
 async def _poison(scenario: Scenario) -> None:
-    """The first event cannot be handled. Then the handler is mended, and its letters are redriven."""
+    """The first event cannot be handled until the handler is repaired and its dead letters are redriven."""
     hit = _hit(scenario)
     if not all(spec.dead_letter and spec.batch is None for spec in hit):
         scenario.has_happened = False
@@ -289,7 +288,7 @@ async def _poison(scenario: Scenario) -> None:
 
 
 async def _no_event(scenario: Scenario) -> None:
-    """Something in the stream is no event. It holds up its key, if its subject tells one, until it is discarded."""
+    """A message in the stream is not an event. It holds up its key, if its subject names one, until it is discarded."""
     hit = _hit(scenario)
     if not all(spec.dead_letter for spec in hit) or not scenario.app.spec.owns_stream:
         scenario.has_happened = False
@@ -305,7 +304,7 @@ async def _no_event(scenario: Scenario) -> None:
     await scenario.finish()
 
 
-def _hit(scenario: Scenario) -> list[Any]:
+def _hit(scenario: Scenario) -> list[HandlerSpec]:
     """The handlers that the first event goes to."""
     kind = type(scenario.events[0])
     return [

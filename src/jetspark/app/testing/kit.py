@@ -22,25 +22,25 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Self, TypeVar
 
 from jetspark.aio.client import Client
-from jetspark.aio.connecting import connect
+from jetspark.aio.connector import connect
 from jetspark.app.application import App
 from jetspark.app.client import AppClient
 from jetspark.app.commands.command_spec import Command, CommandReply
 from jetspark.app.contracts.envelope import decode
 from jetspark.app.dead_letters.redriving import (
-    LetterFilter,
+    DeadLetterFilter,
     RedriveProgress,
-    discard_letters,
-    read_letters,
+    discard_dead_letters,
+    read_dead_letters,
     run_redrive,
 )
 from jetspark.app.provisioning import apply_topology
-from jetspark.app.stored_events import DeadEvent
-from jetspark.app.testing.copies import with_dependencies, without_partitions
-from jetspark.app.testing.injecting import InjectedFault, Injector, watched_app
-from jetspark.app.testing.projected import VIRTUAL_LIVE, VirtualReaders, is_behind, read_states
+from jetspark.app.stored_events import StoredEvent
+from jetspark.app.testing.app_copies import with_dependencies, without_partitions
+from jetspark.app.testing.fault_injection import InjectedFault, Injector, watched_app
+from jetspark.app.testing.projection_states import VIRTUAL_LIVE, VirtualReaders, is_behind, read_states
 from jetspark.app.testing.stages import RealStage, Stage, VirtualStage
-from jetspark.app.topology.declared import ConsumerPlace
+from jetspark.app.topology.declared import DeclaredConsumer
 from jetspark.app.workers import run_app
 from jetspark.core.subjects import matches
 from jetspark.errors import ConfigError, ContractViolation, NetworkError, RequestTimeout, UsageError
@@ -56,7 +56,7 @@ T = TypeVar("T")
 
 # Workers that have to do nothing for this long have nothing to do.
 QUIET_S = 0.25
-# Who waits for that looks at least this often.
+# Longest polling interval.
 MAX_PAUSE_S = 1.0
 STOP_TIMEOUT_S = 30.0
 
@@ -68,12 +68,12 @@ class TestApp:
         app: The application.
         server: A real server to run on, as an address or a ``NatsServer``; it is in real time then, and what only a
             model can do is refused with ``UsageError``. What the application declares is made there, and stays.
-        seed: Of the network's delays and of everything random: the same seed is the same course of events.
+        seed: The seed of network delays and random numbers: the same seed repeats the same run.
         dependencies: What handlers get instead of what the application's lifespans yield, such as a fake bank; the
             lifespans do not run then.
-        partitions: Read each partition of a handler for itself, as on a server. On the model a handler with partitions
-            is run as one without, unless this is set: a reader of a partition has to say so every few seconds, which
-            makes time expensive: an hour without an event costs ten seconds or more.
+        partitions: Read each partition of a handler separately, as on a server. By default the model runs a handler
+            with partitions as one without: each reader of a partition sends a heartbeat every few seconds, so that an
+            hour of virtual time takes ten seconds or more.
     """
 
     __test__ = False  # pytest takes it for tests otherwise
@@ -84,7 +84,7 @@ class TestApp:
         *,
         server: str | NatsServer | None = None,
         seed: int = 0,
-        dependencies: Iterable[Any] | None = None,
+        dependencies: Iterable[object] | None = None,
         partitions: bool = False,
     ) -> None:
         if dependencies is not None:
@@ -94,7 +94,7 @@ class TestApp:
         self._real = RealStage(server) if server is not None else None
         self.injector: Injector
         """Sees every step of the workers, in virtual time."""
-        self._consumers: Sequence[ConsumerPlace] = ()
+        self._consumers: Sequence[DeclaredConsumer] = ()
         self._readers: VirtualReaders | None = None
         self._client: AppClient
         self._connection: Client
@@ -146,28 +146,32 @@ class TestApp:
         Waits in a handler's lane are waited for; long ones are not, for these there is :meth:`advance`.
 
         Args:
-            timeout: In seconds of the application's time: an hour in virtual time, half a minute in real time, unless
-                it is given.
+            timeout: In seconds of the application's time; by default an hour in virtual time, and half a minute in real
+                time.
 
         Raises:
             RequestTimeout: After that time there still was something.
         """
-        await self._stage.run(self._settle((30.0 if self._virtual is None else 3600.0) if timeout is None else timeout))
+        await self._stage.run(
+            self._wait_until_idle((30.0 if self._virtual is None else 3600.0) if timeout is None else timeout)
+        )
 
     async def redrive(self, handler: str | None = None, *where: str) -> RedriveProgress:
         """Have handlers handle their dead letters again, as ``jetspark dlq redrive`` does."""
-        return await self._stage.run(run_redrive(self._client.js, self.app, LetterFilter.parse(handler, list(where))))
+        return await self._stage.run(
+            run_redrive(self._client.js, self.app, DeadLetterFilter.parse(handler, list(where)))
+        )
 
     async def discard(self, handler: str | None = None, *where: str) -> int:
         """Give up open dead letters, as ``jetspark dlq discard`` does; returns how many."""
-        chosen = LetterFilter.parse(handler, list(where))
-        return (await self._stage.run(discard_letters(self._client.js, self.app, chosen))).discarded
+        chosen = DeadLetterFilter.parse(handler, list(where))
+        return (await self._stage.run(discard_dead_letters(self._client.js, self.app, chosen))).discarded
 
     def advance(self, seconds: float) -> None:
-        """Let time pass; what falls due meanwhile happens.
+        """Advance the time; everything due until then happens.
 
         Raises:
-            UsageError: On a real server, where nobody can.
+            UsageError: On a real server, whose time cannot be advanced.
         """
         self._in_virtual_time("advance").drive(asyncio.sleep(seconds))
 
@@ -203,9 +207,9 @@ class TestApp:
         return self._stage.drive(read_states(self._stage, self._client.js, self.app, spec))
 
     @property
-    def dead_letters(self) -> list[DeadEvent]:
+    def dead_letters(self) -> list[StoredEvent]:
         """Letters that are not closed, oldest first."""
-        letters = self._stage.drive(read_letters(self._client.js, self.app, LetterFilter()))
+        letters = self._stage.drive(read_dead_letters(self._client.js, self.app, DeadLetterFilter()))
         return [each.letter for each in letters]
 
     # ---- what goes wrong ---------------------------------------------------------------------------------------
@@ -219,14 +223,14 @@ class TestApp:
     ) -> InjectedFault:
         """Kill the workers when they come to a step, and start them again after ``restart_after`` seconds.
 
-        They end as by SIGKILL: no ``finally`` of theirs runs, nothing is given back. A message of the step itself has
-        arrived when they die ``after`` it, and never does when they die ``before`` it.
+        They end as by SIGKILL: no ``finally`` block runs, and no message is returned to the server. A message of the
+        step itself has arrived when they die ``after`` it, and never does when they die ``before`` it.
 
         Args:
             at: ``before`` or ``after`` a step, such as ``before Acknowledge`` or ``after RunHandler``; the steps are in
                 ``jetspark.app.testing.STEPS``.
             handler: Only at a step of this one. All handlers die, since they share a process.
-            times: How often.
+            times: The number of times.
         """
         return self._set("crash", at, lambda: self._kill(restart_after), handler, times)
 
@@ -237,19 +241,19 @@ class TestApp:
     def reject(self, times: int = 1, *, handler: str | None = None, after: int = 0) -> InjectedFault:
         """Have the next events that handlers begin with end in the dead letters; :meth:`redrive` takes them out again.
 
-        Meanwhile the other handlers go on, and so does this one with events of other keys: whatever relies on an order
-        between two handlers fails here.
+        Other handlers continue, and so does this one with events of other keys: code that relies on an order between
+        two handlers fails here.
 
         Args:
             handler: Only events of this one.
-            after: This many are handled before.
+            after: This many events are handled first.
         """
         self._in_virtual_time("reject")
         return self.injector.reject(times, handler, after)
 
     def restart_server(self, seconds: float = 5.0, *, at: str | None = None) -> InjectedFault:
-        """Kill the server, and have it back after some seconds with all it has stored: now, or when a worker comes to a
-        step.
+        """Kill the server, and restart it after some seconds with everything it has stored: now, or when a worker comes
+        to a step.
 
         On a real server: now, and only if ``TestApp`` was given the ``NatsServer`` itself.
         """
@@ -262,13 +266,13 @@ class TestApp:
         """Leave a stream, the application's own unless one is named, without a leader for some seconds.
 
         Raises:
-            ConfigError: The stream has one replica: such a stream has no other leader. Declare it with ``replicas=3``.
+            ConfigError: The stream has one replica, and so no other leader. Declare it with ``replicas=3``.
         """
         name = stream or self.app.stream
         return self._set("lose_leader", at, lambda: self._done(self.network.lose_leader, name, seconds), None, 1)
 
     def cut_connection(self, *, at: str | None = None) -> InjectedFault:
-        """Break the connection of the workers: what is on its way is lost from some byte on, and they reconnect."""
+        """Break the connection of the workers: the bytes in transit are lost from some point on, and they reconnect."""
         return self._set("cut_connection", at, self._cut, None, 1)
 
     # ---- small steps -------------------------------------------------------------------------------------------
@@ -282,7 +286,7 @@ class TestApp:
     def _in_virtual_time(self, what: str) -> VirtualStage:
         if self._virtual is None:
             raise UsageError(
-                f"{what}: this TestApp runs on a real server, whose time, network and crashes nobody can decide about; "
+                f"{what}: this TestApp runs on a real server, whose time, network and crashes a test cannot control; "
                 "leave server= out to test it on the model"
             )
         return self._virtual
@@ -296,7 +300,7 @@ class TestApp:
             return InjectedFault(name=name, happened=1)
         return self.injector.set(at, act, name=name, handler=handler, times=times)
 
-    def _done(self, act: Callable[..., None], *arguments: Any) -> bool:
+    def _done(self, act: Callable[..., None], *arguments: object) -> bool:
         act(*arguments)
         return False
 
@@ -333,7 +337,7 @@ class TestApp:
                 lambda client: self._process is not None and self._process.owns(client),
             )
         self._start_workers()
-        await self._settle(STOP_TIMEOUT_S)  # by then the workers are at work
+        await self._wait_until_idle(STOP_TIMEOUT_S)  # by then the workers are at work
 
     def _start_workers(self) -> None:
         if not self.app.handlers and not self.app.projections and not self.app.commands:
@@ -371,7 +375,7 @@ class TestApp:
             if error is not None:
                 raise error
 
-    async def _settle(self, timeout: float) -> None:
+    async def _wait_until_idle(self, timeout: float) -> None:
         loop = asyncio.get_running_loop()
         began = quiet_since = loop.time()
         pause_s = QUIET_S / 5
@@ -381,13 +385,13 @@ class TestApp:
             pause_s = QUIET_S / 5
             if busy := await self._busy():
                 quiet_since = loop.time()
-                # What has taken long takes longer; in virtual time looking is all that waiting costs.
+                # Poll less often as time passes; in virtual time only the poll itself takes any.
                 pause_s = max(pause_s, min(MAX_PAUSE_S, (quiet_since - began) / 10))
                 if quiet_since - began > timeout:
                     raise RequestTimeout(f"settling of app {self.app.name!r}: {busy}", timeout)
 
     async def _busy(self) -> str:
-        """What handlers have to do, in words; empty if nothing."""
+        """The work that handlers still have, in words; empty if they are idle."""
         if self._killed and self._workers is None:
             return "the workers are dead and start again soon"
         if self.app.commands:

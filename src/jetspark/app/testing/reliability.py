@@ -1,4 +1,4 @@
-"""Whether handlers are reliable: every failure by name, and what must be the same as if it had not happened.
+"""Checks handlers for reliability: under every named failure the result must be the same as without it.
 
 The oracle is a run in which nothing fails. A run with a failure must come to the same end: the same effects, each once;
 the same events published, with the same bytes in every attempt; the same state in buckets; no dead letter but those of
@@ -11,21 +11,20 @@ import datetime
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from jetspark.app.application import App
-from jetspark.app.testing.copies import with_dependencies, with_replicas
+from jetspark.app.testing.app_copies import with_dependencies, with_replicas
 from jetspark.app.testing.failures import FAILURES, NamedFailure, Scenario
-from jetspark.app.testing.flaky import DependencySwitch, with_switch
+from jetspark.app.testing.fault_injection import DependencySwitch, with_switch
 from jetspark.app.testing.kit import TestApp
-from jetspark.app.testing.observing import ObservedRun, RunObserver
+from jetspark.app.testing.observations import ObservedRun, RunObserver
 from jetspark.errors import ConfigError, RequestTimeout
 
 __all__ = ["COLUMNS", "ReliabilityReport", "ReliabilityRow", "UnreliableHandler", "check_reliability"]
 
 COLUMNS = ("effects", "published", "state", "letters", "order", "end")
-"""Of the table: what the application did outside; the events it published; its buckets; its dead letters; the order of
-keys; and that all work came to an end."""
+"""The table's columns: effects outside the application, published events, buckets, dead letters, order of keys, and the
+end of all work."""
 
 NOT_APPLICABLE = None
 EVENT_TIME = datetime.datetime(2026, 3, 31, 10, 15, 30, tzinfo=datetime.UTC)
@@ -35,18 +34,18 @@ COPIES = 3
 
 @dataclass(slots=True, kw_only=True)
 class ReliabilityRow:
-    """One failure, and what became of it."""
+    """One failure and its outcome."""
 
     name: str
     cells: dict[str, str | None]
-    """By column: empty is good, words are what is wrong, and None says that there was nothing to check."""
+    """By column: empty if good, a description of the problem, or None if there was nothing to check."""
     attempts: int
-    """How often handlers began."""
+    """How often handlers were started."""
 
 
 @dataclass(slots=True, kw_only=True)
 class ReliabilityReport:
-    """What ``check_reliability`` found; ``str()`` of it is a table."""
+    """The result of ``check_reliability``; ``str()`` of it is a table."""
 
     app: str
     rows: list[ReliabilityRow] = field(default_factory=list)
@@ -85,10 +84,10 @@ class UnreliableHandler(AssertionError):
 
 async def check_reliability(
     app: App,
-    *events: Any,
-    effects: Callable[[], Iterable[Any]] | None = None,
+    *events: object,
+    effects: Callable[[], Iterable[object]] | None = None,
     reset: Callable[[], object] | None = None,
-    dependencies: Iterable[Any] | None = None,
+    dependencies: Iterable[object] | None = None,
     handler: str | None = None,
     skip: Collection[str] = (),
     seed: int = 0,
@@ -96,9 +95,9 @@ async def check_reliability(
     """Run an application with events once for each failure, in virtual time, and compare with a run without any.
 
     Args:
-        app: The application, with fakes of what it calls.
-        events: What is published. A single one is published three times, with three ids. All must be handled, without
-            dead letters, where nothing fails.
+        app: The application, with fakes of its dependencies.
+        events: The events to publish. A single one is published three times, with three ids. Without failures, all must
+            be handled without dead letters.
         effects: Returns everything that handlers have done outside so far, such as ``lambda: bank.charges``; it may
             grow from run to run. Without it, only events, buckets and dead letters are compared.
         reset: Called before each run. Ids and idempotency keys are the same in every run, so a fake that remembers them
@@ -113,7 +112,7 @@ async def check_reliability(
 
     Raises:
         UnreliableHandler: Some cell is wrong.
-        ConfigError: No event that a handler takes, or a name that is no failure or no handler.
+        ConfigError: No event is taken by a handler, or a name is not that of a failure or a handler.
     """
     known = [each.name for each in FAILURES]
     if unknown := sorted(set(skip) - set(known)):
@@ -141,7 +140,7 @@ async def check_reliability(
     return report
 
 
-def _check_events(app: App, events: Sequence[Any], handler: str | None) -> None:
+def _check_events(app: App, events: Sequence[object], handler: str | None) -> None:
     if handler is not None and handler not in app.handlers:
         raise ConfigError(f"handler={handler!r}: expected one of {', '.join(sorted(app.handlers)) or 'no handlers'}")
     specs = [app.handlers[handler]] if handler is not None else app.handlers.values()
@@ -154,8 +153,8 @@ def _check_events(app: App, events: Sequence[Any], handler: str | None) -> None:
 async def _observe(
     app: App,
     failure: NamedFailure,
-    events: Sequence[Any],
-    effects: Callable[[], Iterable[Any]] | None,
+    events: Sequence[object],
+    effects: Callable[[], Iterable[object]] | None,
     handler: str | None,
     seed: int,
 ) -> ObservedRun:
@@ -202,7 +201,7 @@ def _effects(observed: ObservedRun, calm: ObservedRun, *, may_repeat: bool) -> s
         return NOT_APPLICABLE
     found, wanted = Counter(observed.effects), Counter(calm.effects)
     if may_repeat:
-        # The outside world knows them by their idempotency key.
+        # External systems recognise repeated calls by their idempotency key.
         found, wanted = Counter(set(found)), Counter(set(wanted))
     return _difference(found, wanted, "done")
 
@@ -220,7 +219,7 @@ def _published(observed: ObservedRun, calm: ObservedRun) -> str | None:
     if not calm.published and not observed.published:
         return NOT_APPLICABLE
     problems = [
-        f"attempts differ, so that it depends on chance which one counts: {' and '.join(sorted(bodies))}"
+        f"attempts differ, so that timing decides which one counts: {' and '.join(sorted(bodies))}"
         for bodies in observed.written.values()
         if len(bodies) > 1
     ]

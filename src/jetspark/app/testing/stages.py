@@ -1,7 +1,7 @@
-"""Where an application under test runs: on the model server in virtual time, or on a real one.
+"""Environments for an application under test: the model server in virtual time, or a real server.
 
-Both have an event loop of their own, on a thread of their own. That of virtual time moves only while somebody waits for
-it; the other one runs as loops do.
+Both have an event loop of their own, on a thread of their own. Virtual time advances only while a caller waits for it;
+the other loop runs in real time.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from jetspark.aio.client import Client
 from jetspark.aio.jetstream import JetStream
-from jetspark.app.topology.declared import ConsumerPlace
+from jetspark.app.topology.declared import DeclaredConsumer
 from jetspark.core.headers import Headers
 from jetspark.errors import ConsumerNotFound, NetworkError, UsageError
 from jetspark.server import NatsServer
@@ -49,17 +49,17 @@ class Stage(Protocol):
 
     async def open(self) -> None: ...
 
-    async def run(self, work: Coroutine[Any, Any, T]) -> T:
+    async def run(self, work: Coroutine[object, object, T]) -> T:
         """Do something on the stage's loop, and wait for it on one's own."""
 
-    def drive(self, work: Coroutine[Any, Any, T]) -> T:
+    def drive(self, work: Coroutine[object, object, T]) -> T:
         """The same, for callers that cannot wait otherwise."""
 
-    async def is_busy(self, js: JetStream, place: ConsumerPlace) -> bool:
-        """Whether a consumer has something to deliver, or delivered something that is not acknowledged."""
+    async def is_busy(self, js: JetStream, place: DeclaredConsumer) -> bool:
+        """True if a consumer has messages to deliver, or delivered messages without acknowledgement."""
 
     async def messages(self, js: JetStream, stream: str) -> Sequence[StageMessage]:
-        """What a stream has, oldest first."""
+        """The messages of a stream, oldest first."""
 
     async def close(self) -> None: ...
 
@@ -78,17 +78,17 @@ class VirtualStage:
         self.loop = await asyncio.wrap_future(self._thread.submit(VirtualLoop, self.network))
         self.loop.idle_s = IDLE_S
 
-    async def run(self, work: Coroutine[Any, Any, T]) -> T:
+    async def run(self, work: Coroutine[object, object, T]) -> T:
         return await asyncio.wrap_future(self._thread.submit(self._drive, work))
 
-    def drive(self, work: Coroutine[Any, Any, T]) -> T:
+    def drive(self, work: Coroutine[object, object, T]) -> T:
         return self._thread.submit(self._drive, work).result()
 
-    def _drive(self, work: Coroutine[Any, Any, T]) -> T:
+    def _drive(self, work: Coroutine[object, object, T]) -> T:
         """On the stage's thread: until the work is done, and not a moment longer."""
         return self.loop.run_until_complete(work)
 
-    async def is_busy(self, js: JetStream, place: ConsumerPlace) -> bool:
+    async def is_busy(self, js: JetStream, place: DeclaredConsumer) -> bool:
         consumer = self.network.front.model.consumer(place.stream, place.name)
         return consumer is None or bool(consumer.num_pending or consumer.pending)
 
@@ -117,13 +117,13 @@ class RealStage:
         self._thread = threading.Thread(target=self._loop.run_forever, name="test-app", daemon=True)
         self._thread.start()
 
-    async def run(self, work: Coroutine[Any, Any, T]) -> T:
+    async def run(self, work: Coroutine[object, object, T]) -> T:
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
 
-    def drive(self, work: Coroutine[Any, Any, T]) -> T:
+    def drive(self, work: Coroutine[object, object, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
-    async def is_busy(self, js: JetStream, place: ConsumerPlace) -> bool:
+    async def is_busy(self, js: JetStream, place: DeclaredConsumer) -> bool:
         try:
             info = await (await (await js.stream(place.stream)).consumer(place.name)).info()
         except (ConsumerNotFound, NetworkError):
@@ -138,7 +138,7 @@ class RealStage:
     def restart_server(self, seconds: float, client: Client) -> None:
         """Kill the server, and start it again after a while; ``client`` has noticed when this returns.
 
-        What it published before would be sent into nothing, and get no answer.
+        Publishes of the earlier client would be lost, and get no answer.
 
         Raises:
             UsageError: Only its address is known.

@@ -1,6 +1,6 @@
 """The steps of workers, as a server sees them: which message on the wire is which step of which handler.
 
-The names are those of :mod:`jetspark.app.handlers.settling`, and some more for what handlers do themselves:
+The names are those of :mod:`jetspark.app.handlers.handler_steps`, and some more for what handlers do themselves:
 
 ==================  ================================================================================================
 ``RunHandler``      the handler's own code; nothing on the wire
@@ -8,7 +8,7 @@ The names are those of :mod:`jetspark.app.handlers.settling`, and some more for 
 ``ClaimEffect``     ``ctx.once`` is about to call its function
 ``RecordEffect``    ``ctx.once`` has called it, and notes the result
 ``Commit``          effects of ``ctx.tx`` and the mark that the event is done
-``Acknowledge``     the event is done, scheduled for later, or has a letter
+``Acknowledge``     the event is done, its retry is scheduled, or its dead letter is stored
 ``InProgress``      it is still worked on
 ==================  ================================================================================================
 """
@@ -38,8 +38,8 @@ STEPS = (
     "WriteAttempts",
     "DropAttempts",
     "WriteSchedule",
-    "WriteLetter",
-    "CloseLetter",
+    "WriteDeadLetter",
+    "CloseDeadLetter",
     "RequestRedrive",
     "Acknowledge",
     "InProgress",
@@ -56,7 +56,7 @@ class SeenStep(NamedTuple):
 
 
 def parse_moment(at: str) -> tuple[StepMoment, str]:
-    """``before WriteLetter``, ``after RunHandler`` and the like.
+    """``before WriteDeadLetter``, ``after RunHandler`` and the like.
 
     Raises:
         ConfigError: There is no such step.
@@ -89,7 +89,7 @@ class StepReader:
             return _record(subject.removeprefix(self._bucket).split("."), message)
         if subject.startswith(self._letters):
             is_closed = _header(message, f"{PREFIX}Status") == "closed"
-            return SeenStep("CloseLetter" if is_closed else "WriteLetter", subject.split(".")[2])
+            return SeenStep("CloseDeadLetter" if is_closed else "WriteDeadLetter", subject.split(".")[2])
         if subject.startswith(self._retries):
             _, _, handler, what, *_ = subject.split(".")
             return SeenStep("WriteSchedule", handler) if what == "wait" else SeenStep("RequestRedrive", handler)

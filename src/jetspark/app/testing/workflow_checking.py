@@ -1,4 +1,4 @@
-"""Whether a workflow is right whatever happens: every order of events, duplicates, time-outs against completions.
+"""Checks a workflow under every order of events, duplicates, and races of time-outs with completions.
 
 All moments that a run can come to are visited, nearest first, so the first problem has the shortest history. If there
 are more than ``max_states``, random histories follow, each a function of the seed, and one with a problem is shortened.
@@ -10,22 +10,38 @@ import random
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from jetspark.app.application import App
 from jetspark.app.commands.command_spec import Command
 from jetspark.app.testing.workflow_model import Answers, Arrival, Broken, ModelRun, Move, RunView, WorkflowModel
-from jetspark.app.workflows.commands import CommandAnswered
+from jetspark.app.workflows.command_events import CommandAnswered
 
-__all__ = ["WorkflowProblem", "WorkflowReport", "check_workflow"]
+__all__ = ["WorkflowProblem", "WorkflowReport", "WorkflowSearch", "check_workflow"]
 
 MAX_STEPS = 200
 """A random history that is longer has no end."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkflowSearch:
+    """The histories that ``check_workflow`` checks."""
+
+    in_order: bool = False
+    """Events arrive in the given order. Timers and answers may still come at any time between them."""
+    duplicates: int = 1
+    """The largest number of events delivered twice in one history."""
+    max_states: int = 10_000
+    """Moments to visit exhaustively; beyond that, histories are sampled."""
+    histories: int = 1_000
+    """The number of random histories, if there are more moments."""
+    seed: int = 0
+    """The seed of the sample."""
+
+
 @dataclass(slots=True, kw_only=True)
 class WorkflowReport:
-    """What ``check_workflow`` has seen; ``str()`` of it is a line."""
+    """The result of ``check_workflow``; ``str()`` of it is a line."""
 
     workflow: str
     states: int = 0
@@ -33,11 +49,11 @@ class WorkflowReport:
     histories: int = 0
     """Random ones, if not every moment was visited."""
     ends: Counter[str] = field(default_factory=Counter)
-    """How runs have ended, and how often."""
+    """How runs ended, and how often."""
 
     @property
     def is_exhaustive(self) -> bool:
-        """Every history was looked at."""
+        """True if every history was checked."""
         return self.histories == 0
 
     def __str__(self) -> str:
@@ -47,7 +63,7 @@ class WorkflowReport:
 
 
 class WorkflowProblem(AssertionError):
-    """A history in which a workflow does what it must not; the message tells it step by step."""
+    """A history in which a workflow breaks a rule; the message lists it step by step."""
 
     def __init__(self, workflow: str, problem: str, history: Sequence[str]) -> None:
         super().__init__(workflow, problem, history)
@@ -61,16 +77,12 @@ class WorkflowProblem(AssertionError):
 def check_workflow(
     app: App,
     name: str,
-    events: Sequence[Any],
+    events: Sequence[object],
     *,
-    invariants: Sequence[Callable[[RunView], Any]] = (),
+    invariants: Sequence[Callable[[RunView], object]] = (),
     answers: Answers | None = None,
-    in_order: bool = False,
-    duplicates: int = 1,
     must_end: bool = True,
-    max_states: int = 10_000,
-    histories: int = 1_000,
-    seed: int = 0,
+    search: WorkflowSearch | None = None,
 ) -> WorkflowReport:
     """Have one run of a workflow go through everything that can happen, without a server.
 
@@ -78,26 +90,23 @@ def check_workflow(
     commands be decided or refused. ``react`` is asked about each step twice, because it must be pure.
 
     Args:
-        events: Of one run, published from outside.
+        events: The events of one run that are published from outside.
         invariants: Functions of a :class:`RunView`; False, or an exception, after any step is a problem.
-        answers: By type, what may follow what the workflow publishes or sends: a function that returns alternatives. Of
-            an event these are events, lists of them, or None for nothing; of a command replies, or ``Refused(reason)``.
-            Commands are decided with no reply, or refused, unless something is given here.
-        in_order: Events come in the given order. What is not from outside may still come at any time between.
-        duplicates: How many events come a second time, at most, in one history.
-        must_end: A run that cannot come to its end any more is a problem.
-        max_states: Moments to visit; above it the rest is left to chance.
-        histories: Random ones, if there are more moments.
-        seed: Of these.
+        answers: By type of published event or sent command, a function that returns the alternative results. For an
+            event these are events, lists of them, or None; for a command replies, or ``Refused(reason)``. By default
+            commands are decided without a reply, or refused.
+        must_end: Report runs that can no longer reach their end.
+        search: The histories to check; by default :class:`WorkflowSearch`'s own defaults.
 
     Raises:
         WorkflowProblem: Something is wrong; the message is the shortest history that was found.
-        ConfigError: There is no such workflow, or the events are not those of one run of it.
+        ConfigError: The workflow does not exist, or the events do not belong to one of its runs.
     """
-    checker = _Checker(WorkflowModel(app, name, answers or {}, in_order=in_order), invariants, must_end)
-    begin = checker.model.begin(events, duplicates)
-    if not checker.visit_all(begin, max_states):
-        checker.try_at_random(begin, histories, random.Random(seed))
+    search = search or WorkflowSearch()
+    checker = _Checker(WorkflowModel(app, name, answers or {}, in_order=search.in_order), invariants, must_end)
+    begin = checker.model.begin(events, search.duplicates)
+    if not checker.visit_all(begin, search.max_states):
+        checker.try_at_random(begin, search.histories, random.Random(search.seed))
     return checker.report
 
 
@@ -107,7 +116,7 @@ class _FoundProblem(NamedTuple):
 
 
 class _Checker:
-    def __init__(self, model: WorkflowModel, invariants: Sequence[Callable[[RunView], Any]], must_end: bool) -> None:
+    def __init__(self, model: WorkflowModel, invariants: Sequence[Callable[[RunView], object]], must_end: bool) -> None:
         self.model, self._invariants, self._must_end = model, invariants, must_end
         self.report = WorkflowReport(workflow=model.spec.name)
 
@@ -115,15 +124,15 @@ class _Checker:
 
     def visit_all(self, begin: ModelRun, max_states: int) -> bool:
         """Visit every moment, nearest first; False if there are too many."""
-        ways: dict[Any, list[Move]] = {self._identity(begin): []}
-        sources: dict[Any, set[Any]] = {}
+        ways: dict[object, list[Move]] = {self._identity(begin): []}
+        sources: dict[object, set[object]] = {}
         waiting, ended = deque([begin]), set()
         while waiting:
             run = waiting.popleft()
             here = self._identity(run)
             if run.is_over:
                 ended.add(here)
-                self._note_end(run)
+                self._count_end(run)
             moves = list(self.model.moves(run))
             if self._is_stuck(run, moves):
                 self._raise(begin, _FoundProblem(self._stuck(run), ways[here]))
@@ -145,7 +154,7 @@ class _Checker:
         return True
 
     def _check_ends(
-        self, begin: ModelRun, ways: dict[Any, list[Move]], sources: dict[Any, set[Any]], ended: set[Any]
+        self, begin: ModelRun, ways: dict[object, list[Move]], sources: dict[object, set[object]], ended: set[object]
     ) -> None:
         """Every moment has to lead to an end: a timer that is set again and again does not."""
         reached, waiting = set(ended), list(ended)
@@ -160,16 +169,16 @@ class _Checker:
                 begin, _FoundProblem("from here on the same happens again and again, and the run never ends", lost)
             )
 
-    def _identity(self, run: ModelRun) -> Any:
+    def _identity(self, run: ModelRun) -> object:
         return self.model.identity(run, with_past=bool(self._invariants))
 
-    def _note_end(self, run: ModelRun) -> None:
+    def _count_end(self, run: ModelRun) -> None:
         assert run.record is not None
         reason = run.record.reason
         self.report.ends["done" if reason is None else f"failed: {reason}"] += 1
 
     def _make(self, run: ModelRun, move: Move) -> tuple[ModelRun, str | None]:
-        """What is after a move, and what is wrong with it."""
+        """The run after a move, and the broken rule, if any."""
         try:
             after = self.model.make(run, move)
         except Broken as broken:
@@ -211,7 +220,7 @@ class _Checker:
                     break
             self.report.histories += 1
             if run.is_over:
-                self._note_end(run)
+                self._count_end(run)
             elif self._is_stuck(run, choices):
                 self._raise(begin, self._shortened(begin, _FoundProblem(self._stuck(run), moves)))
 
@@ -227,11 +236,11 @@ class _Checker:
         return found
 
     def _replay(self, begin: ModelRun, moves: Sequence[Move]) -> _FoundProblem | None:
-        """The problem that some moves lead to; those that cannot happen are left out."""
+        """The problem that some moves lead to; impossible moves are left out."""
         run, made = begin, list[Move]()
         for move in moves:
             possible = set(self.model.moves(run))
-            # What came again comes for the first time if the first one is left out.
+            # Without the first delivery, a duplicate is the first one.
             chosen = next((each for each in (move, Move("event", move.what, move.choice)) if each in possible), None)
             if chosen is not None:
                 made.append(chosen)
@@ -260,20 +269,20 @@ def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-def _arrived(move: Move, event: Any) -> str:
-    """What a move is, in words."""
+def _arrived(move: Move, event: object) -> str:
+    """A move in words."""
     if move.kind == "timer":
         return f"timer {move.what} fires with {event!r}"
     if isinstance(event, CommandAnswered):
         outcome = f"refused with {event.refused!r}" if event.refused is not None else f"decided with {event.reply!r}"
         return f"command {event.name} is {outcome}"
     if event is None:
-        return f"{move.what} is nothing"
+        return f"{move.what} has no effect"
     return f"{event!r} comes again" if move.kind == "again" else f"{event!r} comes"
 
 
 def _followed(arrival: Arrival, after: ModelRun, model: WorkflowModel) -> str:
-    """What a step has led to, in words."""
+    """The result of a step in words."""
     before = arrival.run
     old, new = before.record, after.record
     if new is None or new == old:

@@ -1,4 +1,4 @@
-"""One run of a workflow as a model: what it is, what may happen to it next, and what then follows. Pure.
+"""A model of one workflow run: its state, the possible next moves, and their results. Pure.
 
 Steps are those of the real machinery (:class:`WorkflowSpec`); only the stream, the clock and the answers of others are
 modelled. What may happen next is a :class:`Move`: an event arrives, the timer that is due first fires, or the oldest
@@ -19,7 +19,7 @@ from jetspark.app.application import App
 from jetspark.app.commands.command_spec import Command
 from jetspark.app.contracts.catalogue import contract_of
 from jetspark.app.timers import When
-from jetspark.app.workflows.commands import CommandSent
+from jetspark.app.workflows.command_events import CommandSent
 from jetspark.app.workflows.workflow_spec import RunRecord, RunStatus, StepTaken
 from jetspark.errors import CommandRefused, ConfigError
 
@@ -30,7 +30,7 @@ BEGIN = datetime.datetime(2026, 3, 31, 10, 15, 30, tzinfo=datetime.UTC)
 
 
 class Broken(Exception):
-    """A step cannot be taken, or breaks a rule; the text says what is wrong."""
+    """A step that cannot be taken, or that breaks a rule; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Move:
     """``event``, ``again`` (an event that was published twice), ``timer`` or ``answer``."""
     what: str
     choice: int = 0
-    """Which of several answers."""
+    """The index of the chosen answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,17 +51,17 @@ class RunView:
     key: str
     status: RunStatus
     reason: str | None
-    """Why it has failed."""
+    """Why the run has failed."""
     state: Any
-    """As ``react`` gets it."""
-    taken: tuple[Any, ...]
-    """The events that have arrived, in order, also those that changed nothing."""
-    events: tuple[Any, ...]
-    """What it has published, in order."""
+    """The state as ``react`` gets it."""
+    taken: tuple[object, ...]
+    """The events that have arrived, in order, including those without effect."""
+    events: tuple[object, ...]
+    """The published events, in order."""
     commands: tuple[Command, ...]
-    """What it has sent, in order."""
+    """The sent commands, in order."""
     timers: tuple[str, ...]
-    """Names of those that are set."""
+    """The names of the timers that are set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,28 +69,28 @@ class _Arriving:
     """Something that comes at some time: one of these, each of which is some events, one after the other."""
 
     what: str
-    choices: tuple[tuple[Any, ...], ...]
+    choices: tuple[tuple[object, ...], ...]
     is_given: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ModelRun:
-    """A run at one moment, with what is on its way."""
+    """A run at one moment, with everything in transit."""
 
     record: RunRecord | None = None
     now_s: float = 0.0
     sequence: int = 0
     arriving: tuple[_Arriving, ...] = ()
     timers: tuple[tuple[float, str, Any], ...] = ()
-    """Due, name and event of those that are set."""
+    """Due time, name and event of each timer that is set."""
     asked: tuple[tuple[CommandSent, str], ...] = ()
     """Commands without an answer, oldest first, and their ids."""
-    arrived: tuple[Any, ...] = ()
+    arrived: tuple[object, ...] = ()
     """Events that others have published, each of which may come again."""
-    taken: tuple[Any, ...] = ()
-    published: tuple[Any, ...] = ()
+    taken: tuple[object, ...] = ()
+    published: tuple[object, ...] = ()
     duplicates: int = 0
-    """How many events may still come twice."""
+    """How many events may still be delivered twice."""
 
     @property
     def is_over(self) -> bool:
@@ -101,7 +101,7 @@ class Arrival(NamedTuple):
     """An event on its way to a run; None is nothing after all."""
 
     run: ModelRun
-    event: Any
+    event: object
     id: str = ""
     timer: str | None = None
 
@@ -115,16 +115,16 @@ class WorkflowModel:
             raise ConfigError(f"workflow {name!r}: expected one of those of app {app.name!r}: {known}")
         self.app, self.spec, self._answers, self._in_order = app, app.workflows[name], answers, in_order
 
-    def begin(self, events: Sequence[Any], duplicates: int) -> ModelRun:
+    def begin(self, events: Sequence[object], duplicates: int) -> ModelRun:
         """A run that nothing has happened to yet.
 
         Raises:
-            ConfigError: There are no events, one is none of the workflow's, or they belong to several runs.
+            ConfigError: There are no events, the workflow does not take one of them, or they belong to several runs.
         """
         kinds = tuple(self.spec.events)
         for event in events:
             if not isinstance(event, kinds):
-                raise ConfigError(f"{event!r} is no event of workflow {self.spec.name!r}")
+                raise ConfigError(f"{event!r} is not an event of workflow {self.spec.name!r}")
         keys = {self.spec.key_of(event) for event in events}
         if len(keys) != 1:
             raise ConfigError(f"events of runs {sorted(keys)}: expected events of one run")
@@ -134,7 +134,7 @@ class WorkflowModel:
     # ---- what may happen -----------------------------------------------------------------------------------------
 
     def moves(self, run: ModelRun) -> Iterator[Move]:
-        """Everything that may happen next, each once; nothing if the run is over."""
+        """Every possible next move, each once; empty if the run is over."""
         if run.is_over:
             return
         seen = set()
@@ -166,7 +166,7 @@ class WorkflowModel:
         return arrival.run if arrival.event is None else self._take(arrival)
 
     def arrive(self, run: ModelRun, move: Move) -> Arrival:
-        """What a move brings, before the workflow is asked about it."""
+        """The arrival that a move causes, before the workflow reacts."""
         if move.kind == "timer":
             due, name, event = next(each for each in run.timers if each[1] == move.what)
             left = tuple(each for each in run.timers if each[1] != name)
@@ -191,7 +191,7 @@ class WorkflowModel:
         return Arrival(dataclasses.replace(run, arriving=arriving, arrived=arrived), event)
 
     def view(self, run: ModelRun) -> RunView:
-        """What invariants are asked about; only of a run that has begun."""
+        """The view that invariants get; only for a run that has started."""
         record = run.record
         assert record is not None
         return RunView(
@@ -205,8 +205,8 @@ class WorkflowModel:
             timers=tuple(name for name, id in record.timers.items() if id),
         )
 
-    def identity(self, run: ModelRun, *, with_past: bool) -> Any:
-        """Equal for two moments after which the same can happen; with the past also those who look at that agree."""
+    def identity(self, run: ModelRun, *, with_past: bool) -> object:
+        """Equal for two moments with the same possible future; with ``with_past`` also with the same past."""
         record = run.record
         known = None
         if record is not None:
@@ -232,10 +232,12 @@ class WorkflowModel:
         run = dataclasses.replace(run, sequence=run.sequence + 1, taken=(*run.taken, event))
         step, again = self._step(run, event, id, timer), self._step(run, event, id, timer)
         if step != again:
-            raise Broken(f"react is not pure: asked twice about the same, it says {_said(step)} and {_said(again)}")
+            raise Broken(
+                f"react is not pure: called twice with the same arguments, it returns {_said(step)} and {_said(again)}"
+            )
         return run if step is None else self._carry_out(run, step)
 
-    def _step(self, run: ModelRun, event: Any, id: str, timer: str | None) -> StepTaken | None:
+    def _step(self, run: ModelRun, event: object, id: str, timer: str | None) -> StepTaken | None:
         try:
             return self.spec.step(
                 run.record,
@@ -251,7 +253,7 @@ class WorkflowModel:
             raise Broken(f"react raised {type(error).__name__}: {text}") from error
 
     def _carry_out(self, run: ModelRun, step: StepTaken) -> ModelRun:
-        """What the stream does with a step."""
+        """Apply a step as the stream would."""
         ids, set_timers = dict(step.record.timers), []
         timers = {name: (due, name, event) for due, name, event in run.timers if ids.get(name)}
         if step.timers and not self.app.spec.has_timers:
@@ -281,7 +283,7 @@ class WorkflowModel:
             arriving=tuple(arriving),
         )
 
-    def _check_events(self, events: Iterable[Any]) -> None:
+    def _check_events(self, events: Iterable[object]) -> None:
         try:
             for event in events:
                 text_of_event(event)
@@ -293,17 +295,17 @@ class WorkflowModel:
     def _command(self, sent: CommandSent) -> Command:
         spec = self.app.commands.get(sent.command)
         if spec is None:
-            raise Broken(f"it sends command {sent.command!r}, which is none of app {self.app.name!r}")
+            raise Broken(f"it sends command {sent.command!r}, which app {self.app.name!r} does not declare")
         command: Command = spec.kind.__contract__.convert(sent.fields)
         return command
 
-    def _replies(self, sent: CommandSent) -> list[Any]:
-        """What a command may be answered with; unless somebody says otherwise, yes or no."""
+    def _replies(self, sent: CommandSent) -> list[object]:
+        """The possible answers to a command: the given ones, otherwise an acceptance and a refusal."""
         command = self._command(sent)
         found = self._answers.get(type(command))
         return [None, CommandRefused("refused")] if found is None else list(found(command))
 
-    def _following(self, event: Any) -> list[_Arriving]:
+    def _following(self, event: object) -> list[_Arriving]:
         found = self._answers.get(type(event))
         if found is None:
             return []
@@ -324,7 +326,7 @@ class WorkflowModel:
         return (due - BEGIN).total_seconds()
 
 
-def text_of_event(event: Any) -> str:
+def text_of_event(event: object) -> str:
     """An event as text: equal for equal ones."""
     contract = contract_of(event)
     return f"{contract.type} {contract.encode(event).decode()}"

@@ -1,1 +1,1 @@
-"""What an application needs on the server: names, declarations, and the difference from what is there."""
+"""Names and declarations of an application's streams, buckets and consumers, and the plan that creates them."""

@@ -1,20 +1,20 @@
-"""What an application needs on the server, as data, and how that differs from what is there. Nothing here is sent.
+"""An application's streams, buckets and consumers as data, and the plan that makes the server match. Sends no request.
 
-A :class:`Topology` lists streams, buckets and consumers. Only what it says of them is compared: a field that it leaves
-open (None) may be anything. A :class:`TopologyPlan` has one :class:`Step` for each thing that is missing or differs.
+A :class:`Topology` lists streams, buckets and consumers. Only declared fields are compared: a field that is left open
+(None) may have any value. A :class:`TopologyPlan` has one :class:`Step` for each missing or different part.
 
-Three kinds of change are told apart. A *safe* one is applied. A *destructive* one can lose something that is stored or
-would have been, such as a shorter age or a subject less: it is applied only where that was allowed. An *impossible* one
-the server does not do to something that exists, such as another storage: it needs a new name, or a person.
+There are three kinds of change. A *safe* one is applied. A *destructive* one can lose something that is stored or would
+have been, such as a shorter age or a removed subject: it is applied only where that was allowed. An *impossible* one
+the server does not make to an existing part, such as another storage: it needs a new name, or an operator.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from jetspark.app.topology.key_record import KEYS, changed_keys
 from jetspark.core.subjects import is_subset
@@ -25,7 +25,7 @@ from jetspark.jetstream.wire import seconds_to_ns
 
 __all__ = [
     "OWNER",
-    "ConsumerPlace",
+    "DeclaredConsumer",
     "FieldChange",
     "Found",
     "Safety",
@@ -38,10 +38,12 @@ __all__ = [
 ]
 
 OWNER = "jetspark-app"
-"""The metadata that says which application something belongs to."""
+"""The metadata that names the application to which a stream, bucket or consumer belongs."""
 
 Kind: TypeAlias = Literal["stream", "bucket", "consumer", "contract"]
 Safety: TypeAlias = Literal["safe", "destructive", "impossible"]
+SafetyOf: TypeAlias = Callable[[str, Any, Any], tuple[Safety, str]]
+"""Judges the change of a field, by its name and both values."""
 
 # Lower is a loss: messages beyond the new limit are deleted, or ids forgotten. -1, 0 and None are no limit.
 _STREAM_LIMITS = {"max_messages", "max_messages_per_subject", "max_bytes", "max_age_s", "max_message_bytes"}
@@ -76,13 +78,17 @@ _OF_EVERY_BUCKET = (
     "mirror",
 )
 _EVENTS = "$JS.EVENT."
-# Of these, an update leaves alone what is not mentioned; all other fields that have parts are replaced.
+# An update leaves undeclared parts of these fields alone; all other fields with parts are replaced.
 _KEPT_IN_PART = {"consumer_limits", "placement"}
 _CONSUMER_FILTERS = {"filter_subject", "filter_subjects"}
 
 
+Config: TypeAlias = StreamConfig | KVConfig | ConsumerConfig
+C = TypeVar("C", StreamConfig, KVConfig)
+
+
 @dataclass(frozen=True, slots=True)
-class ConsumerPlace:
+class DeclaredConsumer:
     """A consumer, and the stream it belongs to."""
 
     stream: str
@@ -99,10 +105,10 @@ class Topology:
 
     app: str
     stream: str = ""
-    """That of its events, which it declares or only reads; everything else has at least as many replicas."""
+    """The stream of the application's events, its own or another's; everything else has at least as many replicas."""
     streams: Sequence[StreamConfig] = ()
     buckets: Sequence[KVConfig] = ()
-    consumers: Sequence[ConsumerPlace] = ()
+    consumers: Sequence[DeclaredConsumer] = ()
     replaces: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     """Streams of copies, and the consumer (stream, name) that the handler has without them: it has one of the two."""
 
@@ -116,27 +122,27 @@ class Topology:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """What the server has, of what a topology names. A name that is not there is not on the server."""
+    """The server's state of everything that a topology names. A missing name does not exist on the server."""
 
     streams: Mapping[str, StreamConfig] = field(default_factory=dict)
-    """By name; those of buckets too."""
+    """Streams by name, including those of buckets."""
     consumers: Mapping[tuple[str, str], ConsumerConfig] = field(default_factory=dict)
-    """By stream and name."""
+    """Consumers by stream and name."""
     others: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Declared subject -> streams of other names that store it."""
     parked: Mapping[tuple[str, str], Sequence[str]] = field(default_factory=dict)
     """Keys that are parked of a handler whose keys are other ones than declared, by its consumer; the first of them."""
     former: Mapping[str, str] = field(default_factory=dict)
-    """What is declared and missing -> what a handler read until now in its place, in words."""
+    """A declared part that is missing -> the part from which a handler has read until now, in words."""
 
 
 @dataclass(frozen=True, slots=True)
 class FieldChange:
-    """One field that is not as it was declared."""
+    """A field that differs from its declaration."""
 
     name: str
-    found: Any
-    declared: Any
+    found: object
+    declared: object
     safety: Safety = "safe"
     reason: str = ""
 
@@ -147,7 +153,7 @@ class FieldChange:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One thing that is to be made or changed."""
+    """One stream, bucket or consumer to create or update."""
 
     kind: Kind
     name: str
@@ -173,14 +179,14 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class TopologyPlan:
-    """What has to be done so that the server has what an application declares."""
+    """The steps that make the server match an application's declaration."""
 
     app: str
     steps: tuple[Step, ...] = ()
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to do."""
+        """True if the server matches already."""
         return not self.steps
 
     def refused(self, allow: bool) -> list[Step]:
@@ -196,23 +202,23 @@ class TopologyPlan:
 
 
 def plan_changes(declared: Topology, found: Found) -> TopologyPlan:
-    """What has to be done, in an order in which it can be: streams, buckets, consumers."""
+    """The steps to take, in a possible order: streams, buckets, consumers."""
     steps = [*_streams(declared, found), *_buckets(declared, found), *_consumers(declared, found)]
     return TopologyPlan(declared.app, tuple(steps))
 
 
 def inherit_replicas(declared: Topology, found: Found) -> Topology:
-    """The topology with as many replicas as the server's stream of events has, where nothing is said of them.
+    """The topology with as many replicas as the server's stream of events has, for parts that declare no number.
 
-    The stream may be that of another application, or somebody has given it more replicas by hand. What has as many
-    or more is left alone.
+    The stream may belong to another application, or an operator may have given it more replicas. Parts with as many or
+    more replicas are left alone.
     """
     events = found.streams.get(declared.stream)
     if events is None or events.replicas is None:
         return declared
     wanted = events.replicas
 
-    def inherit(config: Any, name: str) -> Any:
+    def inherit(config: C, name: str) -> C:
         existing = found.streams.get(name)
         has = existing.replicas if existing is not None and existing.replicas is not None else 1
         if config.replicas is not None or has >= wanted or name == declared.stream:
@@ -229,8 +235,8 @@ def inherit_replicas(declared: Topology, found: Found) -> Topology:
 def inherit_advisories(declared: Topology, found: Found) -> Topology:
     """The topology with the advisories that the server's stream of them stores already.
 
-    Another version of the application, which may run beside this one, has other handlers: none of the two must keep the
-    other from starting, or end what is known of its events.
+    Another version of the application, which may run beside this one, has other handlers: neither version may keep the
+    other from starting, or delete its consumers.
     """
 
     def inherit(config: StreamConfig) -> StreamConfig:
@@ -261,7 +267,7 @@ def _streams(declared: Topology, found: Found) -> Iterator[Step]:
                 reason += f" (App(advisories={min(taken)!r}) reads them there)"
             yield Step("stream", config.name, "conflict", (), f"{reason}: a subject belongs to one stream")
         elif missing:
-            reason = f"there is no stream {missing[0]} to copy from; apply the app that declares it first"
+            reason = f"stream {missing[0]} to copy from does not exist; apply the app that declares it first"
             yield Step("stream", config.name, "conflict", (), reason)
         elif existing is None and config.name in found.former:
             yield Step("stream", config.name, "conflict", (), _begin_again(found.former[config.name]))
@@ -292,7 +298,7 @@ def _consumers(declared: Topology, found: Found) -> Iterator[Step]:
         name = f"{place.name} of {place.stream}"
         existing = found.consumers.get((place.stream, place.name))
         if place.stream not in streams:
-            reason = f"there is no stream {place.stream}; it is not this app's: apply the one that declares it first"
+            reason = f"stream {place.stream} does not exist and is not this app's: apply the one that declares it first"
             yield Step("consumer", name, "conflict", (), reason)
         elif unstored := _unstored_advisories(place, found.streams.get(place.stream)):
             yield Step("consumer", name, "conflict", (), f"stream {place.stream} does not store {unstored!r}")
@@ -305,7 +311,7 @@ def _consumers(declared: Topology, found: Found) -> Iterator[Step]:
             yield from _update("consumer", name, existing, place.config, declared.app, safety)
 
 
-def _unstored_advisories(place: ConsumerPlace, stream: StreamConfig | None) -> str | None:
+def _unstored_advisories(place: DeclaredConsumer, stream: StreamConfig | None) -> str | None:
     """The first advisory that a consumer waits for in vain, because its stream is another's and does not store it."""
     if stream is None or (stream.metadata or {}).get(OWNER) == (place.config.metadata or {}).get(OWNER):
         return None
@@ -322,7 +328,7 @@ def _begin_again(former: str) -> str:
     )
 
 
-def _update(kind: Kind, name: str, existing: Any, wanted: Any, app: str, safety: Any) -> Iterator[Step]:
+def _update(kind: Kind, name: str, existing: Config, wanted: Config, app: str, safety: SafetyOf) -> Iterator[Step]:
     owner = (existing.metadata or {}).get(OWNER)
     if owner is not None and owner != app:
         yield Step(kind, name, "conflict", (), f"it belongs to app {owner!r}; let one of the two declare it")
@@ -335,27 +341,27 @@ def _update(kind: Kind, name: str, existing: Any, wanted: Any, app: str, safety:
         yield Step(kind, name, "update", changes)
 
 
-def _declared(config: Any) -> Iterator[FieldChange]:
+def _declared(config: Config) -> Iterator[FieldChange]:
     for each in dataclasses.fields(config):
         value = getattr(config, each.name)
         if value is not None and value != {} and each.name not in ("name", "bucket", "durable_name"):
             yield FieldChange(each.name, None, value)
 
 
-def _differences(existing: Any, wanted: Any) -> Iterator[FieldChange]:
+def _differences(existing: Config, wanted: Config) -> Iterator[FieldChange]:
     for each in dataclasses.fields(wanted):
         declared, actual = getattr(wanted, each.name), getattr(existing, each.name)
         if declared is None or each.name == "extra":
             continue
         if each.name == "metadata":
-            # The server adds its own, and others may too.
+            # The server adds metadata of its own, and other programs may too.
             actual = {name: value for name, value in (actual or {}).items() if name in declared}
         if not _is_same(each.name, actual, declared):
             yield FieldChange(each.name, actual, declared)
 
 
 def _is_same(name: str, actual: Any, declared: Any) -> bool:
-    """Whether the server has what was declared: it leaves out what is empty, off, or without a limit."""
+    """True if the server has the declared value: it leaves out values that are empty, off, or without a limit."""
     if actual == declared:
         return True
     known = actual if declared is None else declared
@@ -376,7 +382,7 @@ def _is_same(name: str, actual: Any, declared: Any) -> bool:
     return False
 
 
-def _is_same_list(name: str, actual: Sequence[Any], declared: Sequence[Any]) -> bool:
+def _is_same_list(name: str, actual: Sequence[object], declared: Sequence[object]) -> bool:
     if name == "backoff_s":
         return len(actual) == len(declared) and all(map(_is_same, [name] * len(actual), actual, declared))
     return all(any(_is_same("", each, other) for each in actual) for other in declared) and all(
@@ -384,8 +390,8 @@ def _is_same_list(name: str, actual: Sequence[Any], declared: Sequence[Any]) -> 
     )
 
 
-def _is_consumer_default(name: str, actual: Any, declared: Any) -> bool:
-    """Whether the server leaves out what was asked for because it is the default anyway."""
+def _is_consumer_default(name: str, actual: object, declared: object) -> bool:
+    """True if the server leaves out the declared value because it is the default."""
     defaults = {"replay_policy": "instant", "deliver_policy": "all", "compression": "none", "persist_mode": "default"}
     return actual is None and defaults.get(name) == declared
 
@@ -416,7 +422,7 @@ def _stream_safety(name: str, found: Any, declared: Any) -> tuple[Safety, str]:
         lost = sorted(set(found or ()) - set(declared))
         return ("destructive", f"{', '.join(lost)} is no longer stored") if lost else ("safe", "")
     if name in _SWITCHES:
-        return ("destructive", "somebody may be using it") if found else ("safe", "")
+        return ("destructive", "another program may be using it") if found else ("safe", "")
     if name in _STREAM_LOSSES and (found or declared):
         return "destructive", _STREAM_LOSSES[name]
     return "safe", ""
@@ -445,7 +451,7 @@ def _consumer_safety(name: str, found: Any, declared: Any, *, parked: Sequence[s
     return "safe", ""
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{name}={each}" for name, each in sorted(value.items())) + "}"
     if isinstance(value, list | tuple):

@@ -18,7 +18,7 @@ KEYS = "jetspark-keys"
 _NONE = "-"
 
 
-def key_record(events: Sequence[type[Any]], key: str | Callable[[Any], Any] | None, *, in_order: bool) -> str:
+def key_record(events: Sequence[type[object]], key: str | Callable[[Any], Any] | None, *, in_order: bool) -> str:
     """The text for a handler of these events."""
     found = {}
     for kind in events:
@@ -39,6 +39,6 @@ def _read(record: str) -> dict[str, str]:
     return {type: own for type, _, own in parts}
 
 
-def _name(function: Callable[..., Any]) -> str:
+def _name(function: Callable[..., object]) -> str:
     # Without its module, which is `__main__` in a program that is run itself, and another one for `jetspark apply`.
     return f"{getattr(function, '__qualname__', None) or type(function).__qualname__}()"

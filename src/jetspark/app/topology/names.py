@@ -1,26 +1,26 @@
-"""What the streams, buckets, subjects and consumers of an application are called. One place, so that workers, the
-topology and the command line agree.
+"""Names of an application's streams, buckets, subjects and consumers, defined once for workers, topology and command
+line.
 
 ::
 
     the app's stream   timers.<app>.<name>                                a timer
-                       timers.<app>.<name>.cancelled                      that what it has published does not count
+                       timers.<app>.<name>.cancelled                      a cancelled timer: its event no longer counts
                        states.<app>.<kind>.<key>                          the state of an entity, or of a run; in a
                                                                           stream KV_<bucket>: $KV.<bucket>.<kind>.<key>
                        workflows.<app>.<workflow>.<run>.sent, .answered   a command of a run, and its answer
     <APP>_DLQ          dlq.<app>.<handler>.<key>.<origin>                 one message for each dead letter
     <APP>_RETRY        retry.<app>.<handler>.wait.<origin>                a server schedule, until the retry is due
                        retry.<app>.<handler>.due.<origin>                 where the schedule publishes
-                       retry.<app>.<handler>.redrive.<n>.<origin>         a letter that is to be handled again
+                       retry.<app>.<handler>.redrive.<n>.<origin>         a dead letter to be redriven
                        retry.<app>.<handler>.due-<p>, .redrive-<p>.<n>    the same of partition p
-    <APP>_ADVISORIES   $JS.EVENT.ADVISORY.CONSUMER.<kind>.<stream>.<c>    of consumer c: which events were given up
+    <APP>_ADVISORIES   $JS.EVENT.ADVISORY.CONSUMER.<kind>.<stream>.<c>    of consumer c: events no longer delivered
     <APP>_<handler>_PARTITIONS   parts.<app>.<handler>.<p>.<subject>      copies of events, with their partition
     bucket <app>_handlers                                                 parked keys, attempts, markers, redrives,
                                                                           workers of handlers with partitions
     bucket <app>_projections                                              buckets in use, leases, records of replays
 
-``<origin>`` is ``<stream>.<sequence>.<microseconds>``: the time the stream stored the event tells apart two streams of
-one name, of which the first was deleted.
+``<origin>`` is ``<stream>.<sequence>.<microseconds>``. The time when the stream stored the event distinguishes a
+re-created stream from an earlier one of the same name.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ __all__ = [
 ]
 
 ADVISORY_KINDS = ("MSG_TERMINATED", "MAX_DELIVERIES")
-"""What the server says when it will not deliver an event again that nobody has acknowledged."""
+"""Advisories of the server for an event that it stops delivering although it was not acknowledged."""
 
 MARKER_TTL_S = 60.0
 """How long a watcher of a bucket can see that a key was removed by its TTL."""
@@ -85,12 +85,12 @@ def advisory_consumer_name(app: str, handler: str) -> str:
 
 
 def advisory_stream(app: str) -> str:
-    """The stream of what the server says of events that it, or another client, gave up."""
+    """The stream of the server's advisories about events that it no longer delivers."""
     return f"{app.upper()}_ADVISORIES"
 
 
 def advisory_subject(kind: str, stream: str, consumer: str) -> str:
-    """Where the server publishes an advisory about a consumer, such as one of the kind ``MSG_TERMINATED``."""
+    """The subject of an advisory about a consumer, such as one of the kind ``MSG_TERMINATED``."""
     return f"$JS.EVENT.ADVISORY.CONSUMER.{kind}.{stream}.{consumer}"
 
 
@@ -100,18 +100,18 @@ def handler_bucket(app: str) -> str:
 
 
 def projection_bucket(app: str) -> str:
-    """The bucket of what is known of projections, apart from their state."""
+    """The bucket with the records of projections, apart from their state."""
     return f"{app}_projections"
 
 
 def escape_token(text: str) -> str:
-    """One subject token or part of a bucket's key for any text; one that is longer than 120 becomes its SHA-256."""
+    """One subject token or part of a bucket's key for any text; a result longer than 120 becomes its SHA-256."""
     token = escape(text)
     return token if len(token) <= _MAX_TOKEN else f"{_HASH}{hashlib.sha256(text.encode()).hexdigest()}"
 
 
 def is_hash(token: str) -> bool:
-    """Whether a token of :func:`escape_token` stands for a text that it does not tell."""
+    """True if a token of :func:`escape_token` is a hash, from which the text cannot be recovered."""
     return token.startswith(_HASH)
 
 
@@ -121,8 +121,8 @@ def partition_stream(app: str, handler: str) -> str:
 
 
 def is_bookkeeping(app: str, streams: Iterable[str], subject: str) -> bool:
-    """Whether workers of handlers publish there for themselves: to their records, dead letters and retries, or the
-    acknowledgements of what they read from ``streams``.
+    """True if workers of handlers publish there on their own account: records, dead letters, retries, or
+    acknowledgements of messages that they read from ``streams``.
     """
     if subject.startswith("$JS.ACK."):
         return any(f".{each}." in subject for each in streams)

@@ -1,4 +1,4 @@
-"""The runs of a workflow from a program's side: look at them, end one, and have one go on."""
+"""The runs of a workflow as a program sees them: read, cancel and retry them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from jetspark.app.causes import current_cause
 from jetspark.app.contracts.envelope import Decoded, decode
-from jetspark.app.dead_letters.redriving import LetterFilter, RedriveResults, read_letters, run_redrive
+from jetspark.app.dead_letters.redriving import DeadLetterFilter, RedriveResults, read_dead_letters, run_redrive
 from jetspark.app.entities.entities import EntityChange, EntityWriter, StoredEntity, UnreadableEntity
-from jetspark.app.workflows.step_handler import carry_out
 from jetspark.app.workflows.timeline import read_timeline
-from jetspark.app.workflows.workflow_spec import RunRecord, RunStatus, StepNote, WorkflowSpec
+from jetspark.app.workflows.workflow_handlers import carry_out
+from jetspark.app.workflows.workflow_spec import RunRecord, RunStatus, StepRecord, WorkflowSpec
 from jetspark.core.arguments import text
 from jetspark.core.numbers import check_timeout, seconds
 from jetspark.errors import ConfigError, ConnectionClosed, ContractViolation, MessageNotFound, WorkflowNotOver
@@ -28,35 +28,35 @@ __all__ = ["RunRetry", "WorkflowRun", "WorkflowRuns"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRetry:
-    """How a run goes on."""
+    """The way in which a stuck run continues."""
 
     letters: int = 0
     """Dead letters of it that are handled again."""
     results: RedriveResults | None = None
-    """What became of them, if that was waited for."""
+    """The outcomes of the redriven dead letters, if the call waited for them."""
     is_begun_anew: bool = False
-    """It had failed, and has begun again."""
+    """True if the run had failed and was restarted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkflowRun:
-    """One run, as it is stored."""
+    """The stored record of one run."""
 
     key: str
     status: RunStatus | Literal["unreadable"]
     """``unreadable`` only in a listing: this program cannot read its state."""
     reason: str | None
-    """Of a run that has failed, or why one is unreadable; of that the key is known, and the rest may be missing."""
+    """Why a run has failed, or why it is unreadable; an unreadable run has its key, and other fields may be missing."""
     state: Any = None
-    """As ``react`` gets it."""
+    """The state as ``react`` gets it."""
     timers: tuple[str, ...] = ()
-    """Names of those that are set."""
+    """The names of the timers that are set."""
     commands: tuple[str, ...] = ()
     """Names of those whose answers it waits for."""
     events: tuple[int, ...] = ()
     """Sequences of the last events that it has taken."""
     retries: int = 0
-    """How often it was begun anew."""
+    """How often the run was restarted."""
     started: datetime.datetime | None = None
     updated: datetime.datetime | None = None
 
@@ -69,18 +69,18 @@ class WorkflowRuns:
         self._entities = writer.entities(spec.name)
 
     async def get(self, key: str) -> WorkflowRun | None:
-        """A run, or None if there is none."""
+        """A run; None if it does not exist."""
         record = await self._entities.get(key)
         return None if record is None else self._run(key, record)
 
     async def wait_for_end(self, key: str, timeout: float | None = None) -> WorkflowRun:
-        """Wait until a run is over, also one that has not begun yet.
+        """Wait until a run is over; it need not have started yet.
 
         Raises:
-            WorkflowNotOver: It is not over within ``timeout`` seconds; a ``TimeoutError``, too.
+            WorkflowNotOver: The run does not end within ``timeout`` seconds; also a ``TimeoutError``.
         """
         check_timeout(timeout)
-        status: str | None = None
+        status: str | None = "unknown"
         try:
             async with asyncio.timeout(timeout) as waiting:
                 async with contextlib.aclosing(self._entities.watch(key)) as records:  # type: ignore[type-var]
@@ -97,8 +97,8 @@ class WorkflowRuns:
     async def list(self, status: RunStatus | None = None) -> AsyncIterator[WorkflowRun]:
         """All runs, or those of a status, each as it was when it was read.
 
-        One whose state this program cannot read hides no other: it is listed, whatever the status asked for, with the
-        status ``unreadable`` and the reason.
+        A run whose state this program cannot read is listed whatever the status asked for, with the status
+        ``unreadable`` and the reason.
         """
         if status not in (None, *get_args(RunStatus)):
             raise ConfigError(f"status={status!r}: expected one of {', '.join(get_args(RunStatus))}, or None for all")
@@ -107,13 +107,13 @@ class WorkflowRuns:
             if status in (None, run.status) or run.status == "unreadable":
                 yield run
 
-    async def timeline(self, key: str) -> AsyncIterator[dict[str, Any]]:
-        """The steps of a run, oldest first: the event that was taken, and what was decided, as it was stored.
+    async def timeline(self, key: str) -> AsyncIterator[dict[str, object]]:
+        """The steps of a run, oldest first: the event that it took, and the decision, as they were stored.
 
         A step has ``sequence``, ``time``, ``type``, ``id`` and ``data`` of the event, None where the stream no longer
         has it; ``fired``, the run's timer that published it; ``by_hand``, where it was ``cancelled`` or ``begun anew``;
         and ``decided``: ``time``, ``status``, ``reason``, ``events``, ``commands``, ``timers`` with their due times,
-        and ``cancels``. A run remembers what it decided in its last 64 steps, and the last 256 events that it took.
+        and ``cancels``. A run records the decisions of its last 64 steps, and the last 256 events that it took.
         """
         read = await self._entities.read(key)
         if read.state is not None:
@@ -132,7 +132,7 @@ class WorkflowRuns:
             was_running = record is not None and record.status == "running"
             if record is not None and was_running:
                 step = self._spec.fail(record, reason, self._writer.now(), self._app.catalogue)
-                carry_out(self._app, self._spec, key, change, step, StepNote(0, by_hand="cancelled"))
+                carry_out(self._app, self._spec, key, change, step, StepRecord(0, by_hand="cancelled"))
 
         last = await self._last_event(key)
         with _caused_by(last):
@@ -140,23 +140,24 @@ class WorkflowRuns:
         return was_running
 
     async def retry(self, key: str, *, wait_s: float = 0.0) -> RunRetry:
-        """Have a run go on that is stuck: its dead letters are handled again, or, if it has failed, it begins anew.
+        """Continue a stuck run: redrive its dead letters or, if it has failed, restart it.
 
-        A run that has failed has undone its steps. So it begins again with the event that began it, as if it had just
-        come; what came since is not taken again. Letters come first: those of its events, and of its commands.
+        A failed run has undone its steps. So it restarts with its first event, as if that had just arrived; later
+        events are not taken again. Dead letters come first: those of its events, and of its commands.
 
         Args:
-            wait_s: How long to wait, at most, for what becomes of letters; ``results`` says it then.
+            wait_s: Longest wait for the outcomes of dead letters, which ``results`` then has.
 
         Raises:
-            ConfigError: There is no such run, nothing of it has failed, or the event that began it is gone.
+            ConfigError: The run does not exist, no part of it has failed, or its first event is no longer in the
+                stream.
             UsageError: A redrive is under way.
         """
         seconds("wait_s", wait_s)
         letters, results = 0, None
         for handler in (self._spec.name, f"{self._spec.name}-commands"):
-            chosen = LetterFilter(handler=handler, where=(("key", key),))
-            if await read_letters(self._writer.js, self._app, chosen):
+            chosen = DeadLetterFilter(handler=handler, where=(("key", key),))
+            if await read_dead_letters(self._writer.js, self._app, chosen):
                 progress = await run_redrive(self._writer.js, self._app, chosen, wait_s=wait_s)
                 letters, results = letters + progress.requested + progress.behind, progress.results
         if letters:
@@ -166,21 +167,21 @@ class WorkflowRuns:
             raise ConfigError(f"workflow {self._spec.name!r} has no run {key!r}; `jetspark workflow ls` lists them")
         if record.status != "failed":
             raise ConfigError(
-                f"workflow {self._spec.name!r}: run {key!r} is {record.status}, and none of its events or commands is "
+                f"workflow {self._spec.name!r}: run {key!r} is {record.status}, and has no event or command "
                 "in the dead letters: there is nothing to retry"
             )
         first = await self._read_event(record.first)
         if first is None:
             raise ConfigError(
-                f"workflow {self._spec.name!r}: run {key!r} cannot begin anew: event {record.first} of stream "
+                f"workflow {self._spec.name!r}: run {key!r} cannot be restarted: event {record.first} of stream "
                 f"{self._app.stream}, which began it, is gone"
             )
 
         def decide(change: EntityChange) -> None:
             record: RunRecord | None = change.state
             if record is not None and record.status == "failed":
-                step = self._spec.begin_anew(record, first.event, self._writer.now(), self._app.catalogue)
-                carry_out(self._app, self._spec, key, change, step, StepNote(record.first, by_hand="begun anew"))
+                step = self._spec.restart(record, first.event, self._writer.now(), self._app.catalogue)
+                carry_out(self._app, self._spec, key, change, step, StepRecord(record.first, by_hand="begun anew"))
 
         with _caused_by(first):
             await self._entities.modify(key, decide)
@@ -231,7 +232,8 @@ class WorkflowRuns:
 
 @contextlib.contextmanager
 def _caused_by(event: Decoded | None) -> Iterator[None]:
-    """Let what is published meanwhile follow from an event of the run, as its own steps do; unless there is a cause."""
+    """Make an event of the run the cause of everything published in the block, as in its own steps; a present cause
+    stays."""
     before = current_cause.get()
     token = current_cause.set(before or event)
     try:

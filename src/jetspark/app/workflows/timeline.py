@@ -1,8 +1,9 @@
-"""The timeline of a run: each event that it has taken, and what the step decided, as it was stored.
+"""The timeline of a run: each event that it has taken, and the decision of that step, as they were stored.
 
-The record of a run has a note of each of its last steps: which event was taken, when, which timers were set and ended,
-and how many events the step has stored. Those are in the stream directly behind the record of that step, since all of
-it was one batch; a step notes where the record before it was. So they are read by their sequences, without a search.
+The record of a run describes each of its last steps: which event was taken, when, which timers were set and ended, and
+how many events the step has stored. Those are in the stream directly behind the record of that step, since all of it
+was one batch, and each step has the sequence of the record before it. So they are read by their sequences, without a
+search.
 """
 
 from __future__ import annotations
@@ -10,14 +11,14 @@ from __future__ import annotations
 import asyncio
 import datetime
 from collections.abc import AsyncIterator, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from jetspark.app.contracts.catalogue import Catalogue
 from jetspark.app.contracts.envelope import Decoded, decode
-from jetspark.app.workflows.commands import CommandSent
-from jetspark.app.workflows.workflow_spec import RunRecord, StepNote
+from jetspark.app.workflows.command_events import CommandSent
+from jetspark.app.workflows.workflow_spec import RunRecord, StepRecord
 from jetspark.errors import ContractViolation, MessageNotFound
 
 if TYPE_CHECKING:
@@ -27,31 +28,31 @@ if TYPE_CHECKING:
 __all__ = ["read_timeline"]
 
 AT_A_TIME = 64
-"""Messages that are asked for at a time."""
+"""Messages that are read at a time."""
 
 
 async def read_timeline(
     stream: Stream, catalogue: Catalogue, record: RunRecord, revision: int
-) -> AsyncIterator[dict[str, Any]]:
+) -> AsyncIterator[dict[str, object]]:
     """The steps of a run, oldest first, as far as it remembers them; see :meth:`WorkflowRuns.timeline`.
 
     Args:
-        revision: That of the record.
+        revision: The revision of the record.
     """
-    noted = {note.sequence for note in record.steps}
-    steps = [StepNote(sequence) for sequence in record.events if sequence not in noted]
+    described = {note.sequence for note in record.steps}
+    steps = [StepRecord(sequence) for sequence in record.events if sequence not in described]
     steps += [*record.steps[:-1], *(msgspec.structs.replace(each, revision=revision) for each in record.steps[-1:])]
     wanted = {sequence for note in steps for sequence in (note.sequence, *note.stored)}
     messages = await _read(stream, sorted(wanted - {0}))
     for note in steps:
         taken = messages.get(note.sequence)
         if taken is None and not note.revision:
-            continue  # neither the event is there any more, nor a note of the step
+            continue  # the stream no longer has the event, and the record does not describe the step
         yield _shown_step(note, None if taken is None else _Stored(taken, catalogue).shown, messages, catalogue)
 
 
 async def _read(stream: Stream, sequences: Iterable[int]) -> dict[int, StoredMessage]:
-    """Those that the stream still has."""
+    """The messages with these sequences that the stream still has."""
     found: dict[int, StoredMessage] = {}
     places = asyncio.Semaphore(AT_A_TIME)
 
@@ -74,8 +75,8 @@ async def _read(stream: Stream, sequences: Iterable[int]) -> dict[int, StoredMes
 
 
 def _shown_step(
-    note: StepNote, taken: dict[str, Any] | None, messages: Mapping[int, StoredMessage], catalogue: Catalogue
-) -> dict[str, Any]:
+    note: StepRecord, taken: Mapping[str, object] | None, messages: Mapping[int, StoredMessage], catalogue: Catalogue
+) -> dict[str, object]:
     nothing = {"sequence": note.sequence, "time": None, "type": None, "id": None, "data": None}
     fields = {**(taken or nothing), "fired": note.fired, "by_hand": note.by_hand, "decided": None}
     if note.revision:
@@ -105,7 +106,7 @@ class _Stored:
             self._problem = f"cannot be read: {error}"
 
     @property
-    def shown(self) -> dict[str, Any]:
+    def shown(self) -> dict[str, object]:
         decoded = self._decoded
         return {
             "sequence": self._message.sequence,
@@ -116,8 +117,8 @@ class _Stored:
         }
 
     @property
-    def command(self) -> dict[str, Any] | None:
-        """What is sent, if it is a command."""
+    def command(self) -> dict[str, object] | None:
+        """The command, if the event stores one."""
         if self._decoded is None or not isinstance(self._decoded.event, CommandSent):
             return None
         sent = self._decoded.event

@@ -1,14 +1,14 @@
-"""What another version of a workflow would have decided about recorded history, beside what this one decides. Pure.
+"""Compares the decisions of two versions of a workflow about recorded history. Pure.
 
 ``react`` is a pure function, so recorded events can be given to it again. Two versions take the events of a run in the
 order of the stream, side by side, and what each decides is compared step by step. Up to a sequence, ``since``, only the
 old version takes them: that is the state a run was in when the new version took over.
 
-Recorded history answers what comes from outside. It does not answer what a timer would have brought that nobody had
-set. So a timer counts as recorded while both versions have set it, in the same step, with the same event and for the
-same time. A timer that only the new version has leads away from history at its due time: if the run has an event after
-that, nobody knows what would have come first, and the comparison of the run ends there, as *diverged*. So with
-commands, whose answers are events: one that only the new version sends leads away from history at once.
+Recorded history contains the input from outside. It does not contain events of timers that were never set. So a timer
+counts as recorded while both versions have set it, in the same step, with the same event and due time. A timer that
+only the new version sets leaves history at its due time: if the run has a later event, their order is unknown, and the
+comparison of the run ends there, as *diverged*. The same holds for commands, whose answers are events: a command that
+only the new version sends leaves history at once.
 
 A timer is known by its name and the event in whose step it was set, which the event that it publishes names as its
 cause. These two stand for the id of the timer's event in the records here. A command is known by its name: a run waits
@@ -26,9 +26,9 @@ import msgspec
 
 from jetspark.app.contracts.catalogue import Catalogue, contract_of
 from jetspark.app.contracts.envelope import Decoded, decode
-from jetspark.app.projections.folding import Recorded
+from jetspark.app.projections.router import Recorded
 from jetspark.app.timers import firing_subject, timer_subject
-from jetspark.app.workflows.commands import CommandAnswered, CommandSent
+from jetspark.app.workflows.command_events import CommandAnswered, CommandSent
 from jetspark.app.workflows.workflow_spec import (
     RunRecord,
     StepTaken,
@@ -81,37 +81,37 @@ class StepDifference:
     sequence: int
     time: datetime.datetime
     type: str
-    """Of the event."""
+    """The type of the event."""
     kinds: tuple[str, ...]
-    """What differs: ``cancels``, ``commands``, ``compensations``, ``end``, ``error``, ``events``, ``state`` or
+    """The parts that differ: ``cancels``, ``commands``, ``compensations``, ``end``, ``error``, ``events``, ``state`` or
     ``timers``, sorted."""
     old: dict[str, Any]
-    """What the old version decides, as far as it differs."""
+    """The differing parts of the old version's decision."""
     new: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Divergence:
-    """Where recorded history stops to answer for the new version of a run."""
+    """The point at which recorded history has no answer for the new version of a run."""
 
     kind: str
     """``timer`` or ``command``, which only the new version has set or sent."""
     name: str
     due: datetime.datetime
-    """When the timer would have fired; of a command, when it would have been sent."""
+    """The due time of the timer, or the time at which the command would have been sent."""
     sequence: int | None
     """The first event after that that the run has; None if it has none."""
 
 
 @dataclass(slots=True, kw_only=True)
 class ComparedRun:
-    """What came of one run."""
+    """The comparison of one run."""
 
     key: str
     events: int = 0
-    """That were compared."""
+    """The number of compared events."""
     old_status: str = "none"
-    """``none``: no event began a run."""
+    """``none``: no event started a run."""
     new_status: str = "none"
     differences: list[StepDifference] = field(default_factory=list)
     """The first of them; :attr:`difference_count` has all."""
@@ -128,8 +128,8 @@ class ComparedRun:
         found = {kind for each in self.differences for kind in each.kinds}
         return sorted(found | ({"diverged"} if self.diverged is not None else set()))
 
-    def to_dict(self) -> dict[str, Any]:
-        fields: dict[str, Any] = msgspec.to_builtins(self)
+    def to_dict(self) -> dict[str, object]:
+        fields: dict[str, object] = msgspec.to_builtins(self)
         return fields | {"kinds": self.kinds}
 
 
@@ -162,9 +162,9 @@ class _ComparedRun:
         self.compared = ComparedRun(key=key)
         self.old = _Side()
         self.new: _Side | None = None
-        """Until the first event that is compared there is none."""
+        """None until the first compared event."""
         self.causes: dict[str, set[str]] = {}
-        """Of each name of a timer: the events in whose steps one version or the other has set it."""
+        """For each timer's name, the events in whose steps one of the versions set it."""
         self.answers: set[str] = set()
         """Ids of commands whose answers were taken."""
         self.is_stopped = False
@@ -203,7 +203,7 @@ class HistoryComparison:
         return [each for each in found if not any(each != other and is_subset(each, other) for other in found)]
 
     def key_of(self, message: Recorded) -> str | None:
-        """The run that a message belongs to; None if neither version takes it, or nobody asked for the run.
+        """The run that a message belongs to; None if neither version takes it, or the run is not compared.
 
         Raises:
             ConfigError: The versions do not agree on the run.
@@ -239,7 +239,7 @@ class HistoryComparison:
         """The runs with events that were compared.
 
         Args:
-            ended: When the history ends that was taken.
+            ended: The time at which the history ends.
         """
         for run in self._runs.values():
             if run.new is None:
@@ -285,20 +285,20 @@ class HistoryComparison:
         run.compared.events += 1
         run.is_stopped = isinstance(old_step, Exception) or isinstance(new_step, Exception)
         before, after = _described(was_old, old_step), _described(was_new, new_step)
-        self._settle_states(was_old, old_step, was_new, new_step, before, after)
+        self._describe_states(was_old, old_step, was_new, new_step, before, after)
         _withhold_own(run.new, before, after, _time_of(message))
         kinds = sorted(kind for kind in {**before, **after} if before.get(kind) != after.get(kind))
         if kinds:
-            self._note(run.compared, message, old if isinstance(old, Decoded) else new, kinds, before, after)
+            self._record(run.compared, message, old if isinstance(old, Decoded) else new, kinds, before, after)
 
-    def _note(
+    def _record(
         self,
         compared: ComparedRun,
         message: Recorded,
         decoded: Decoded,
         kinds: list[str],
-        before: dict[str, Any],
-        after: dict[str, Any],
+        before: Mapping[str, object],
+        after: Mapping[str, object],
     ) -> None:
         compared.difference_count += 1
         if len(compared.differences) < self._max_differences:
@@ -319,10 +319,10 @@ class HistoryComparison:
         side: _Side,
         code: WorkflowCode,
         message: Recorded,
-        read: Any,
+        read: object,
         firing: tuple[str, str] | None,
     ) -> StepTaken | Exception | None:
-        """What one version decides; its side of the run moves on."""
+        """The decision of one version, whose side of the run advances."""
         if not isinstance(read, Decoded):
             return read if isinstance(read, Exception) else None
         timer, id = (None, read.id) if firing is None else firing
@@ -358,7 +358,7 @@ class HistoryComparison:
         return None
 
     def _check_reach(self, run: _ComparedRun, now: datetime.datetime, sequence: int | None) -> bool:
-        """Whether history answers up to a moment: nothing was due by then that only the new version waits for."""
+        """True if history is complete up to a moment: nothing was due by then that only the new version waits for."""
         assert run.new is not None
         old, new = run.old.timers, run.new
         own = [("timer", name, timer.due) for name, timer in new.timers.items() if old.get(name) != timer]
@@ -370,14 +370,14 @@ class HistoryComparison:
                 return False
         return True
 
-    def _settle_states(
+    def _describe_states(
         self,
         was_old: RunRecord | None,
         old: StepTaken | Exception | None,
         was_new: RunRecord | None,
         new: StepTaken | Exception | None,
-        before: dict[str, Any],
-        after: dict[str, Any],
+        before: dict[str, object],
+        after: dict[str, object],
     ) -> None:
         """Describe the states where one of them was written in this step, as the new version reads them."""
         texts = []
@@ -388,7 +388,7 @@ class HistoryComparison:
         if any(is_written for is_written, _ in texts) and texts[0][1] != texts[1][1]:
             before["state"], after["state"] = texts[0][1], texts[1][1]
 
-    def _state(self, record: RunRecord) -> Any:
+    def _state(self, record: RunRecord) -> object:
         try:
             data = _encode(self._new.spec.state_of(record))
         except Exception:
@@ -400,15 +400,15 @@ def _time_of(message: Recorded) -> datetime.datetime:
     return _EPOCH + datetime.timedelta(microseconds=message.time_us)
 
 
-def _try(read: Any, message: Recorded) -> Any:
+def _try(read: Any, message: Recorded) -> object:
     try:
         return read(message)
     except ContractViolation as error:
         return error
 
 
-def _awaiting(record: RunRecord | None, event: Any, answers: Collection[str]) -> RunRecord | None:
-    """The record as it knows the id of the command that an event answers, if it waits for the command."""
+def _awaiting(record: RunRecord | None, event: object, answers: Collection[str]) -> RunRecord | None:
+    """The record with the recorded id of the command that an event answers, if the run waits for the command."""
     if record is None or not isinstance(event, CommandAnswered) or event.command_id in answers:
         return record
     known = record.commands.get(event.name)
@@ -418,7 +418,7 @@ def _awaiting(record: RunRecord | None, event: Any, answers: Collection[str]) ->
 
 
 def _withhold_own(side: _Side, old: Mapping[str, Any], new: Mapping[str, Any], now: datetime.datetime) -> None:
-    """What is recorded is none of a timer or a command that the new version alone has, or has otherwise."""
+    """Leave out the timers and commands that only the new version has: history has no answer to them."""
     if side.record is None:
         return
     timers, commands = (
@@ -440,13 +440,13 @@ def _withhold_own(side: _Side, old: Mapping[str, Any], new: Mapping[str, Any], n
     side.asked = {name: sent for name, sent in side.asked.items() if name in side.record.commands}
 
 
-def _described(was: RunRecord | None, step: StepTaken | Exception | None) -> dict[str, Any]:
-    """A step in plain values, without its state; what it leaves as it was is left out."""
+def _described(was: RunRecord | None, step: StepTaken | Exception | None) -> dict[str, object]:
+    """A step in plain values, without its state and without unchanged parts."""
     if step is None:
         return {}
     if isinstance(step, Exception):
         return {"error": f"{type(step).__name__}: {step}"}
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     record = step.record
     if record.status != "running":
         found["end"] = record.status if record.reason is None else f"{record.status}: {record.reason}"
@@ -468,8 +468,8 @@ def _described(was: RunRecord | None, step: StepTaken | Exception | None) -> dic
     return found
 
 
-def _plain(value: Any) -> Any:
-    """What a decision has, as JSON has it; an event is its type, version and data."""
+def _plain(value: object) -> object:
+    """A part of a decision as a JSON value; an event is its type, version and data."""
     if isinstance(value, Mapping):
         return {str(name): _plain(each) for name, each in value.items()}
     if isinstance(value, list | tuple):

@@ -1,14 +1,14 @@
-"""A workflow as a class, and one step of a run: what is remembered, an event, and what follows. Pure.
+"""A workflow as a class, and one step of a run: from the stored record and an event to the decision. Pure.
 
-A run is an entity: its record is a state in the application's stream. A step reads the record, asks ``react``, and
+A run is an entity: its record is a state in the application's stream. A step reads the record, calls ``react``, and
 stores the new record together with the events and timers of the decision in one atomic batch. So they never disagree.
 
-The record remembers which events it has taken, by their sequences in the stream: an event that comes again changes
-nothing. It remembers the last ones only; one that is older than all of these can no longer be told, and is refused.
+The record has the sequences of the events that the run has taken, so an event that is delivered again changes nothing.
+It keeps the last ones only; an event older than all of these cannot be checked, and is refused.
 
-It also remembers the id of the event of each timer, until that is older than all of these. A timer that fired although
-it was cancelled or set anew meanwhile has another id than the one that counts, and changes nothing. So with commands:
-an answer counts while the run waits for the command of this id.
+It also has the id of the event of each timer, until that is older than all of these. A timer that fired although it was
+cancelled or set again has another id than the recorded one, and changes nothing. The same holds for commands: an answer
+counts while the run waits for the command with this id.
 """
 
 from __future__ import annotations
@@ -25,20 +25,21 @@ import msgspec
 from jetspark.app.commands.command_spec import UNCHANGED, Command, Decision
 from jetspark.app.contracts.catalogue import Catalogue, contract_of
 from jetspark.app.contracts.envelope import read_data
-from jetspark.app.contracts.faults import USER_ERRORS, error_text
+from jetspark.app.contracts.faults import error_text, user_errors
 from jetspark.app.contracts.field_rules import check_sets
 from jetspark.app.contracts.tokens import escape, text_of
 from jetspark.app.finite_json import check_finite
 from jetspark.app.handlers.signatures import check_key
+from jetspark.app.timers import TimerDue
 from jetspark.app.topology.names import check_app_name
-from jetspark.app.workflows.commands import CommandAnswered, CommandKinds, CommandSent
+from jetspark.app.workflows.command_events import CommandAnswered, CommandKinds, CommandSent
 from jetspark.core.numbers import INT64
 from jetspark.errors import ConfigError
 
 __all__ = [
     "RunRecord",
     "RunStatus",
-    "StepNote",
+    "StepRecord",
     "StepTaken",
     "StoredCompensation",
     "WorkflowSpec",
@@ -48,11 +49,11 @@ __all__ = [
 RunStatus: TypeAlias = Literal["running", "done", "failed"]
 
 REMEMBERED = 256
-"""Events that a record remembers."""
-NOTED = 64
-"""Steps that a record has a note of."""
+"""The number of taken events that a record lists."""
+KEPT_STEPS = 64
+"""The number of steps that a record describes."""
 LATE = 256
-"""Messages behind which a server has stored the event of a timer that ended while it fired."""
+"""How many sequences after the end of a timer the server may still store its event."""
 
 
 class StoredCompensation(msgspec.Struct, frozen=True, array_like=True):
@@ -64,26 +65,26 @@ class StoredCompensation(msgspec.Struct, frozen=True, array_like=True):
     is_command: bool = False
 
 
-class StepNote(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A step that a run has taken, as its record has it: for those who look at it, not for the run."""
+class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One step in the record of a run: for programs that display runs, not for the run itself."""
 
     sequence: int
-    """Of the event that was taken."""
+    """The sequence of the event that the step took."""
     time: datetime.datetime | None = None
     revision: int = 0
-    """Of the record that the step stored. It is noted by the step that follows; before that it is the record's own."""
+    """The revision of the record that the step stored. The next step fills it in; until then it is the record's own."""
     events: int = 0
-    """How many the step stored, commands among them, directly behind that record."""
+    """How many events the step stored, commands among them, directly behind that record."""
     fired: str | None = None
     """The timer of the run that has published the event."""
     timers: dict[str, datetime.datetime] = {}
-    """Those that were set, and when they are due."""
+    """The timers that the step set, and when they are due."""
     cancels: tuple[str, ...] = ()
     status: RunStatus = "running"
-    """Of the run after the step."""
+    """The status of the run after the step."""
     reason: str | None = None
     by_hand: str | None = None
-    """``cancelled`` or ``begun anew``: not by the event."""
+    """``cancelled`` or ``begun anew``: a person caused the step, not the event."""
 
     @property
     def stored(self) -> range:
@@ -92,18 +93,18 @@ class StepNote(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class RunRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What is stored of one run."""
+    """The stored record of one run."""
 
     version: int
-    """Of the workflow that wrote the state."""
+    """The version of the workflow that wrote the state."""
     key: str = ""
-    """Of the run; the record's subject has a hash of one that is long."""
+    """The run's key; the record's subject has a hash of a long one."""
     status: RunStatus = "running"
     reason: str | None = None
-    """Of a run that has failed."""
+    """Why a run has failed."""
     state: msgspec.Raw = msgspec.Raw(b"null")
     first: int = 0
-    """Sequence of the event that has begun it."""
+    """The sequence of the run's first event."""
     events: tuple[int, ...] = ()
     """Sequences of the events that it has taken, the last ones."""
     timers: dict[str, str] = {}
@@ -113,20 +114,20 @@ class RunRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     commands: dict[str, str] = {}
     """Name of each command whose answer it waits for -> id of the command."""
     compensations: tuple[StoredCompensation, ...] = ()
-    """What would undo the steps so far, in their order."""
+    """The compensations of all steps so far, in their order."""
     retries: int = 0
-    """How often it was begun anew after it had failed."""
+    """How often the run was restarted after a failure."""
     started: datetime.datetime | None = None
     updated: datetime.datetime | None = None
-    steps: tuple[StepNote, ...] = ()
+    steps: tuple[StepRecord, ...] = ()
     """The last ones."""
 
-    def with_note(self, note: StepNote, revision: int) -> RunRecord:
+    def with_step(self, note: StepRecord, revision: int) -> RunRecord:
         """The record with one more step, where ``revision`` is that of the record before it."""
         before = self.steps
         if before:
             before = (*before[:-1], msgspec.structs.replace(before[-1], revision=revision))
-        return msgspec.structs.replace(self, steps=(*before, note)[-NOTED:])
+        return msgspec.structs.replace(self, steps=(*before, note)[-KEPT_STEPS:])
 
     def without_old_timers(self, before: RunRecord | None, revision: int, still_there: Iterable[str] = ()) -> RunRecord:
         """The record without the names of timers whose events would be refused anyway: they are too old to be known.
@@ -155,18 +156,18 @@ class RunRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTaken:
-    """What follows from an event: the next record, and what goes with it."""
+    """The result of a step: the next record, and the messages stored with it."""
 
     record: RunRecord
     events: Sequence[Any] = ()
     """To publish, commands among them as :class:`CommandSent`."""
-    timers: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
+    timers: Mapping[str, tuple[object, TimerDue]] = field(default_factory=dict)
     """Name -> event, and when."""
     cancels: Sequence[str] = ()
 
 
 def timer_name(workflow: str, key: str, timer: str) -> str:
-    """What a run's timer is called among those of the application.
+    """The name of a run's timer among those of the application.
 
     A key may have slashes, and the last part has none: so no two timers of two runs have one name.
     """
@@ -174,16 +175,16 @@ def timer_name(workflow: str, key: str, timer: str) -> str:
 
 
 class WorkflowSpec:
-    """One workflow as it was declared: ``@app.workflow(name, key=..., ...)``."""
+    """The declaration of a workflow: ``@app.workflow(name, key=..., ...)``."""
 
     def __init__(
         self,
         name: str,
-        kind: type,
+        kind: type[object],
         *,
         app: str,
-        key: str | Callable[[Any], Any],
-        events: Iterable[type] | None,
+        key: str | Callable[[Any], object],
+        events: Iterable[type[object]] | None,
         version: int,
     ) -> None:
         self.name, self.version = check_app_name(name), version
@@ -198,7 +199,7 @@ class WorkflowSpec:
             raise ConfigError(f"workflow {name!r}: react takes {parameters}: expected (self, state, event)")
         named = tuple(events) if events is not None else _kinds(hints.get(parameters[2]))
         self.command_kinds: CommandKinds | None = None
-        """Of a workflow that sends commands: it has to take what becomes of them."""
+        """Set for a workflow that sends commands; it must take their answers."""
         if CommandAnswered in named:
             self.command_kinds = CommandKinds.of(app, name, key if isinstance(key, str) else None)
             named = tuple(self.command_kinds.answered if each is CommandAnswered else each for each in named)
@@ -214,7 +215,7 @@ class WorkflowSpec:
         """A field of the events, or a function of an event."""
         # An answer has the run that it is for, whatever the key is called.
         check_key(f"workflow {name!r}", key, [each for each in self.events if not issubclass(each, CommandAnswered)])
-        self.kind: type[Any] = kind
+        self.kind: type[object] = kind
         self._workflow: Any = kind()
         state = hints.get(parameters[1], Any)
         self._decode = msgspec.json.Decoder(state).decode
@@ -225,10 +226,10 @@ class WorkflowSpec:
 
     @property
     def lane_key(self) -> str | Callable[[Any], str]:
-        """By which its handler keeps events in order: those of one run."""
+        """The key by which its handler keeps events in order: the run."""
         return self.key if isinstance(self.key, str) else self.key_of
 
-    def key_of(self, event: Any) -> str:
+    def key_of(self, event: object) -> str:
         """The run that an event belongs to."""
         if isinstance(event, CommandAnswered):
             return event.run
@@ -238,7 +239,7 @@ class WorkflowSpec:
         """A run's state as ``react`` gets it.
 
         Raises:
-            ConfigError: It is of a newer version, or cannot be read as the type that ``react`` names.
+            ConfigError: The state is of a newer version, or cannot be decoded as the type that ``react`` names.
         """
         if record.version > self.version:
             raise ConfigError(
@@ -256,7 +257,7 @@ class WorkflowSpec:
                         # Taken for the state of a run that has none, the next step would overwrite what there is.
                         raise ValueError(f"upcast of version {version} returned None, and not the state")
             return self._convert(value)
-        except USER_ERRORS as error:  # upcast is the user's code, and so may be the state's class
+        except user_errors() as error:  # upcast is the user's code, and so may be the state's class
             raise ConfigError(
                 f"workflow {self.name!r}: the state of run {record.key!r}, version {record.version}, cannot be read: "
                 f"{error_text(error)}. Give new fields a default, or write `def upcast(self, state, version)`"
@@ -266,7 +267,7 @@ class WorkflowSpec:
         """Ask the user's code.
 
         Raises:
-            ConfigError: It returned neither a decision nor None.
+            ConfigError: ``react`` returned neither a decision nor None.
         """
         decided = self._workflow.react(state, event)
         if decided is not None and not isinstance(decided, Decision):
@@ -276,7 +277,7 @@ class WorkflowSpec:
     def step(
         self,
         record: RunRecord | None,
-        event: Any,
+        event: object,
         *,
         id: str,
         sequence: int,
@@ -284,16 +285,16 @@ class WorkflowSpec:
         catalogue: Catalogue,
         timer: str | None = None,
     ) -> StepTaken | None:
-        """What an event leads to; None if it changes nothing: it was taken before, came too late, or does not matter.
+        """The step that an event leads to; None if the event changes nothing: taken before, too late, or irrelevant.
 
         Args:
-            id, sequence: Of the event.
+            id, sequence: The event's id and sequence.
             time: Now.
             catalogue: What compensations are read by.
             timer: The run's timer that has published the event, if one has.
 
         Raises:
-            ConfigError: Nobody can tell whether the event was taken before, or the run cannot be read.
+            ConfigError: Whether the event was taken before cannot be decided, or the run cannot be read.
         """
         known = record or RunRecord(self.version, key=self.key_of(event), first=sequence, started=time)
         if sequence in known.events or known.status != "running":
@@ -301,7 +302,7 @@ class WorkflowSpec:
         if len(known.events) >= REMEMBERED and sequence < min(known.events):
             raise ConfigError(
                 f"workflow {self.name!r}: event {sequence} is older than the last {REMEMBERED} that the run has taken: "
-                "nobody knows whether it was one of them"
+                "whether it was one of them is unknown"
             )
         timers, commands = dict(known.timers), dict(known.commands)
         if timer is not None:
@@ -318,13 +319,13 @@ class WorkflowSpec:
         return self._follow(taken, decided or Decision(), time, catalogue)
 
     def fail(self, record: RunRecord, reason: str, time: datetime.datetime, catalogue: Catalogue) -> StepTaken:
-        """What follows when a run is ended from outside."""
+        """The step that ends a run from outside."""
         return self._follow(record, Decision(failed=reason), time, catalogue)
 
-    def begin_anew(self, record: RunRecord, event: Any, time: datetime.datetime, catalogue: Catalogue) -> StepTaken:
-        """What follows when a run that has failed is begun anew with the event that began it.
+    def restart(self, record: RunRecord, event: object, time: datetime.datetime, catalogue: Catalogue) -> StepTaken:
+        """The step that restarts a failed run with its first event.
 
-        What it has taken before it takes no more, and what its timers and commands of that time bring does not count.
+        Events that it has taken are not taken again, and its earlier timers and commands no longer count.
 
         Raises:
             ConfigError: The event begins no run any more.
@@ -348,7 +349,7 @@ class WorkflowSpec:
     def _follow(self, known: RunRecord, decided: Decision, time: datetime.datetime, catalogue: Catalogue) -> StepTaken:
         has_ended = decided.is_done or decided.failed is not None
         if decided.reply is not None:
-            raise ConfigError(f"workflow {self.name!r}: react returned a reply: nobody waits for one")
+            raise ConfigError(f"workflow {self.name!r}: react returned a reply, but no caller waits for one")
         if decided.is_done and decided.failed is not None:
             raise ConfigError(
                 f"workflow {self.name!r}: react says is_done=True and failed={decided.failed!r}: one of them"
@@ -421,8 +422,9 @@ class WorkflowSpec:
         fields = msgspec.json.decode(command.data)
         return self.command_kinds.make_sent(run, name=name, command=command.type, fields=fields, is_awaited=is_awaited)
 
-    def _undoing(self, run: str, compensation: StoredCompensation, catalogue: Catalogue) -> Any:
-        """A compensation as today's code knows it: it may have been recorded long ago, as an older version."""
+    def _undoing(self, run: str, compensation: StoredCompensation, catalogue: Catalogue) -> object:
+        """The event or command of a compensation for the present code: it may have been recorded long ago, as an older
+        version."""
         type_name, version = compensation.type, compensation.version
         if compensation.is_command:
             return self._sent(run, "compensation", compensation, is_awaited=False)
@@ -434,33 +436,33 @@ class WorkflowSpec:
             )
         try:
             return read_data(reading, compensation.data)
-        except USER_ERRORS as error:  # an upcast is the user's code
+        except user_errors() as error:  # an upcast is the user's code
             raise ConfigError(
                 f"workflow {self.name!r}: a compensation of type {type_name!r} version {version} cannot be read: "
                 f"{type(error).__name__}: {error}"
             ) from error
 
 
-def _portable(event: Any) -> StoredCompensation:
+def _portable(event: object) -> StoredCompensation:
     if isinstance(event, Command) and "__contract__" not in vars(type(event)):
         kind = type(event).__name__
-        raise ConfigError(f"{kind} is no command of an application: write @app.command(...) above its class")
+        raise ConfigError(f"{kind} is not a command of an application: write @app.command(...) above its class")
     contract = contract_of(event)
     data = msgspec.Raw(contract.encode(event))
     return StoredCompensation(contract.type, contract.version, data, isinstance(event, Command))
 
 
-def _hints(react: Any, name: str) -> dict[str, Any]:
+def _hints(react: object, name: str) -> dict[str, object]:
     try:
         return typing.get_type_hints(react)
     except NameError as error:
         raise ConfigError(f"workflow {name!r}: react names a type that is not known here: {error}") from error
 
 
-def _kinds(hint: Any) -> tuple[type, ...]:
+def _kinds(hint: object) -> tuple[type[object], ...]:
     alternatives = typing.get_args(hint) or (hint,)
     return tuple(each for each in alternatives if isinstance(each, type) and _is_event(each))
 
 
-def _is_event(kind: type) -> bool:
+def _is_event(kind: type[object]) -> bool:
     return "__contract__" in vars(kind) or kind is CommandAnswered

@@ -1,4 +1,4 @@
-"""The batcher with asyncio. Decisions are made in :mod:`jetspark.batcher.machine`; this adds waiting and writing."""
+"""The batcher with asyncio. :mod:`jetspark.batcher.machine` decides; this module waits and writes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jetspark.batcher.aio.sinks import Sink
 from jetspark.batcher.config import BatcherConfig, Flushed, Stats
 from jetspark.batcher.machine import BatchMachine, Flush, no_room, not_drained, not_flushed
 from jetspark.batcher.reports import Reporter
-from jetspark.batcher.waiting import Ack
+from jetspark.batcher.waiting_items import Ack
 from jetspark.core.arguments import instance, iterate
 from jetspark.errors import ConfigError, JetSparkError
 
@@ -28,10 +28,10 @@ class _LoopClock:
 
 
 class Batcher(Generic[T]):
-    """Gathers single items into batches for a sink, within bounds of size, bytes, time and memory.
+    """Collects single items into batches for a sink, within bounds of items, bytes, time and memory.
 
-    It belongs to the event loop of its first use. What ``add`` has accepted is in memory until the sink has it: a crash
-    loses it. Leaving ``async with`` shuts the batcher down, without a time limit.
+    It belongs to the event loop of its first use. Accepted items are in memory until the sink has written them: a crash
+    loses them. Leaving ``async with`` shuts the batcher down, without a time limit.
     """
 
     def __init__(self, config: BatcherConfig[Sink[T]]) -> None:
@@ -44,7 +44,7 @@ class Batcher(Generic[T]):
         self._timer: LoopTimer | None = None
         self._timer_at = 0.0
         self._writes: dict[int, asyncio.Task[None]] = {}
-        """By the position of their first item."""
+        """Keyed by the position of the first item."""
         self._drained: list[asyncio.Future[bool]] = []
         if config.metrics is not None:
             config.metrics.watch(config.name, self.stats)
@@ -54,8 +54,7 @@ class Batcher(Generic[T]):
     async def add(self, item: T, *, timeout: float | None = None) -> None:
         """Accept an item; waits while the queue is full.
 
-        When this returns, the item is accepted. When it raises, whatever it raises, it is not: also when it is
-        cancelled.
+        When this returns, the item is accepted. When it raises or is cancelled, the item is not accepted.
 
         Raises:
             Closed: Shutdown has begun.
@@ -83,11 +82,11 @@ class Batcher(Generic[T]):
         return True
 
     async def add_batch(self, items: Sequence[T], *, timeout: float | None = None) -> None:
-        """Accept all of the items or none; waits until there is room for all. Nothing comes between them.
+        """Accept all of the items or none; waits until there is room for all. No other item gets between them.
 
         Raises:
-            Closed, BatcherTimeout: As for :meth:`add`; none was accepted.
-            ConfigError: More than ``queue_depth`` items, or one of them too large; none was accepted.
+            Closed, BatcherTimeout: As for :meth:`add`; no item was accepted.
+            ConfigError: More than ``queue_depth`` items, or an item that is too large; no item was accepted.
         """
         items = list(iterate("items", items, "a list of items"))
         if not items:
@@ -96,23 +95,23 @@ class Batcher(Generic[T]):
         self._advance(self._machine.add_many(items, self._time()))
 
     async def add_with_ack(self, item: T, *, timeout: float | None = None) -> asyncio.Future[None]:
-        """Like :meth:`add`, and returns a future that ends when the item is written, or is known not to be.
+        """Like :meth:`add`, and returns a future for the outcome of the item's write.
 
-        Awaiting it returns None, or raises what the sink raised, ``FlushTimeout`` or ``DroppedOnShutdown``. Nobody has
-        to await it; cancelling it changes nothing for the item.
+        Awaiting it returns None when the item is written, or raises the sink's error, ``FlushTimeout`` or
+        ``DroppedOnShutdown``. Awaiting is optional; cancelling the future does not affect the item.
         """
         if self._machine.room <= 0 or self._now is None:
             await self._ask(1, timeout)
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._advance(self._machine.add(item, self._time(), _teller(done)))
+        self._advance(self._machine.add(item, self._time(), _ack_of(done)))
         return done
 
     async def flush(self, *, timeout: float | None = None) -> Flushed:
-        """Write everything accepted so far; returns how it went when the sink is done with it.
+        """Write all items accepted so far; returns their outcome when the sink is done.
 
         Raises:
-            BatcherTimeout: The sink was not done within ``timeout`` seconds. It goes on.
-            BatcherBroken: Nothing is written any more.
+            BatcherTimeout: The sink was not done within ``timeout`` seconds. It continues.
+            BatcherBroken: The batcher has failed and writes no more items.
         """
         self._bind()
         machine = self._machine
@@ -129,12 +128,12 @@ class Batcher(Generic[T]):
             machine.forget(fence)
 
     async def shutdown(self, *, timeout: float | None = None) -> None:
-        """Accept nothing more, write what there is, and return when that is done. May be called again, to wait again.
+        """Accept no more items, write the remaining ones, and return when that is done. May be called repeatedly.
 
         Raises:
             BatcherTimeout: It took longer than ``timeout`` seconds; items not known to be written are counted in
-                ``stats().dropped_on_shutdown``. Writing goes on while the loop runs.
-            BatcherBroken: The batcher cannot write what it holds.
+                ``stats().dropped_on_shutdown``. Writing continues while the loop runs.
+            BatcherBroken: The batcher has failed and cannot write the remaining items.
         """
         self._bind()
         machine = self._machine
@@ -153,7 +152,7 @@ class Batcher(Generic[T]):
             machine.check_running()
 
     def stats(self) -> Stats:
-        """Where every accepted item is, at one moment."""
+        """The batcher's counters, all at one moment."""
         return self._machine.stats()
 
     async def __aenter__(self) -> Batcher[T]:
@@ -165,7 +164,7 @@ class Batcher(Generic[T]):
     # ---- waiting -------------------------------------------------------------------------------------------------
 
     def _bind(self) -> TimerClock:
-        """To the running loop, with the first call of whichever kind."""
+        """Bind the batcher to the running loop, at its first call."""
         if self._clock is None:
             clock = self.config.clock
             if clock is not None and not hasattr(clock, "call_at"):
@@ -179,7 +178,7 @@ class Batcher(Generic[T]):
         return self._bind().now()
 
     async def _ask(self, count: int, timeout: float | None) -> None:
-        """Wait for places and turn them into room. Nothing is awaited between this and the use of the room."""
+        """Wait for places and turn them into room, which the caller uses before its next ``await``."""
         self._bind()
         machine = self._machine
         granted: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
@@ -193,7 +192,7 @@ class Batcher(Generic[T]):
         machine.redeem(ticket)
 
     async def _wait(self, done: asyncio.Future[bool], timeout: float | None) -> bool:
-        """Whether it was done in time, by the batcher's own clock."""
+        """Wait; False if not done within ``timeout`` seconds of the batcher's clock."""
         if timeout is None:
             return await done
         if timeout <= 0:
@@ -208,15 +207,15 @@ class Batcher(Generic[T]):
     # ---- writing -------------------------------------------------------------------------------------------------
 
     def _advance(self, flush: Flush[T] | None = None) -> None:
-        """After every call into the machine: begin the writes that are due, and look at the clock.
+        """After every call into the machine: begin the due writes, and set the timer.
 
-        Never raises: its callers have made promises already.
+        Never raises, because its callers have already accepted items.
         """
         try:
             machine, now = self._machine, self._time()
             flush = flush or machine.poll(now)
             while flush is not None:
-                # Not create_task(): a loop that begins tasks at once would write inside of add.
+                # Not create_task(): a loop with eager tasks would write inside of add().
                 loop, name = asyncio.get_running_loop(), f"batcher {self.config.name}"
                 task = self._writes[flush.first] = asyncio.Task(self._write(flush), loop=loop, name=name)
                 task.add_done_callback(partial(self._on_task_over, flush))
@@ -239,7 +238,7 @@ class Batcher(Generic[T]):
         deadline = self._machine.next_deadline()
         if self._timer is not None:
             if deadline is None or self._timer_at <= deadline:
-                return  # it will look, and be set anew
+                return  # the timer fires earlier, and is then set again
             self._timer.cancel()
             self._timer = None
         if deadline is not None:
@@ -261,36 +260,36 @@ class Batcher(Generic[T]):
         try:
             await self._sink.write(flush.items)
         except GeneratorExit:
-            raise  # the loop is gone, and nobody is left to tell
-        except BaseException as error:  # whatever a sink raises, the items are accounted for
+            raise  # the loop has ended, so the outcome cannot be reported
+        except BaseException as error:  # any error of the sink counts for its items
             failure = error
         self._finish(flush, failure)
         if isinstance(failure, KeyboardInterrupt | SystemExit):
             raise failure
 
     def _on_task_over(self, flush: Flush[T], task: asyncio.Task[None]) -> None:
-        if flush.first in self._writes:  # nothing of ours ran: it was cancelled before its first step
+        if flush.first in self._writes:  # the task was cancelled before its first step
             self._finish(flush, asyncio.CancelledError() if task.cancelled() else task.exception())
 
     def _finish(self, flush: Flush[T], failure: BaseException | None) -> None:
         task = self._writes.pop(flush.first)
         if isinstance(failure, asyncio.CancelledError | StopIteration):
-            # An ack must not raise these two themselves: its caller would look cancelled, or a generator at its end.
+            # An ack must not raise these two: its caller would seem to be cancelled, or an exhausted generator.
             what = "was cancelled" if isinstance(failure, asyncio.CancelledError) else "raised StopIteration"
             cause, failure = failure, JetSparkError(f"batcher {self.config.name!r}: the write {what}")
             failure.__cause__ = cause
         now = flush.began_at
-        with suppress(Exception):  # a clock that fails is noticed by _advance()
+        with suppress(Exception):  # _advance() handles a failing clock
             now = self._time()
         self._machine.finish(flush, failure, now)
         if task.cancelling() > flush.is_overdue:
-            # Not by us: the loop is about to end, and new tasks would never run.
+            # Cancelled by other code: the loop is about to end, and new tasks would never run.
             self._break(asyncio.CancelledError("the event loop ended before the batcher was shut down"))
         else:
             self._advance()
 
     def _report(self) -> None:
-        """The last thing of a step, because a log may fail."""
+        """Log and measure finished writes; the last action of a step, because a log handler may raise."""
         reports, self._machine.reports = self._machine.reports, []
         for report in reports:
             self._reporter.write_is_over(report)
@@ -306,14 +305,14 @@ def _end(done: asyncio.Future[bool], value: bool) -> None:
         done.set_result(value)
 
 
-def _teller(done: asyncio.Future[None]) -> Ack:
-    def tell(error: BaseException | None) -> None:
-        if done.done():  # the caller does not want to know any more
+def _ack_of(done: asyncio.Future[None]) -> Ack:
+    def ack(error: BaseException | None) -> None:
+        if done.done():  # the caller has cancelled the future
             return
         if error is None:
             done.set_result(None)
         else:
             done.set_exception(error)
-            done.exception()  # nobody has to ask, and that is no reason for a warning
+            done.exception()  # marks the error as retrieved: awaiting the future is optional
 
-    return tell
+    return ack

@@ -1,4 +1,4 @@
-"""What the asyncio driver asks of a clock: the event loop is one, and so is :class:`jetspark.testing.FakeClock`."""
+"""The clock protocol of the asyncio driver, satisfied by event loops and :class:`jetspark.testing.FakeClock`."""
 
 from __future__ import annotations
 

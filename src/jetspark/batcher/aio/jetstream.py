@@ -28,21 +28,21 @@ class FastIngestSink(FastIngestSinkBase[JetStream, FastPublisher, T]):
         """Store a batch.
 
         Raises:
-            TypeError, ConfigError: An item that can never be sent: nothing was.
+            TypeError, ConfigError: An item can never be sent: nothing was sent.
             BatchPublishDisabled: The stream does not allow fast ingest: nothing is stored.
-            BatchCutShort: See above.
-            ServerError: The stream refused a message; those before it are stored.
-            JetStreamUnavailable: Nobody listens to the first message of a batch: nothing of it is stored.
-            BatchInDoubt: Out of patience. Items handed over may be stored.
+            BatchCutShort: The stream refused a message of an earlier write: nothing is stored.
+            ServerError: The stream refused a message; the messages before it are stored.
+            JetStreamUnavailable: No stream stores the subject of the batch's first message: nothing is stored.
+            BatchInDoubt: No answer for ``patience_s`` seconds. Some items may be stored.
         """
         await self._runner.run(self._ingest.write(batch))
 
     async def close(self, timeout: float | None = None) -> None:
-        """Wait until everything handed over is stored, and end the batch.
+        """Wait until all items are stored, and end the server's batch.
 
         Raises:
             RequestTimeout: It took longer than ``timeout`` seconds.
-            JetSparkError: The publisher gave up; so did the writes under way.
+            JetSparkError: The publisher gave up, and the running writes have failed.
         """
         await self._runner.run(self._ingest.close(timeout))
 
@@ -70,9 +70,9 @@ class AtomicSink(AtomicSinkBase[JetStream, T]):
         """Store a batch.
 
         Raises:
-            TypeError, ConfigError: An item that can never be sent: nothing was.
-            BatchCutShort: Exactly the first ``stored`` items are stored; its cause says why.
-            BatchInDoubt: The first ``stored`` are; the next ``max_messages`` are or are not, and the rest is not.
+            TypeError, ConfigError: An item can never be sent: nothing was sent.
+            BatchCutShort: Exactly the first ``stored`` items are stored; its cause has the reason.
+            BatchInDoubt: The first ``stored`` items are stored, the next ``max_messages`` may be, the rest is not.
             ServerError, JetStreamUnavailable, RequestTimeout: Nothing is stored.
         """
         await self._runner.run(self._atomic.write(batch))

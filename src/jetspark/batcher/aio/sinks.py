@@ -48,23 +48,23 @@ _logger = logging.getLogger("jetspark.batcher")
 
 
 class Sink(Protocol[T_contra]):
-    """Where batches go. Returning means: all of it is safe. Raising means: count it as failed.
+    """Receives batches. Returning means that the whole batch is safe; raising counts it as failed.
 
-    The batch is the sink's for the duration of the call, and a list of its own: nobody else reads or writes it.
+    During the call the batch belongs to the sink: no other code reads or writes the list.
     """
 
     async def write(self, batch: Sequence[T_contra], /) -> None: ...
 
 
 class Runner:
-    """Carries out steps."""
+    """Performs the steps of a write."""
 
     def __init__(self, sink: Sink[Any] | None, clock: Clock | None = None) -> None:
         self.sink, self.clock = sink, cast(TimerClock | None, clock)
         self.dead_letters: Sink[Any] | None = None
         self.observe: Observer | None = None
         self.lock = nullcontext()
-        """Nobody else runs between two steps."""
+        """A no-op: no other task runs between two steps."""
 
     async def run(self, steps: SinkSteps) -> None:
         await run_steps(StepRun(steps), self._do, lock=self.lock)
@@ -90,7 +90,7 @@ class Runner:
                     try:
                         self.observe(written)
                     except Exception:
-                        _logger.exception("an observer raised for %r", written)
+                        _logger.exception("observer raised for %r; the write is not affected", written)
             case Call(call):
                 result = call()
                 return await result if inspect.isawaitable(result) else result
@@ -112,7 +112,7 @@ class Runner:
 
 
 class _Writing(Generic[T]):
-    """Runs the steps of a face."""
+    """Adds ``write``, which performs the steps of the base class."""
 
     _make_runner = Runner
     _runner: Runner
@@ -145,12 +145,12 @@ class MeteredSink(_Writing[T], MeteredSinkBase[Sink[T]]):
 class FileSink(Generic[T]):
     """Appends a line of JSON for each item to a file.
 
-    A batch is one write, and all of it or nothing: what a failed write left is cut off, so a retry doubles nothing.
-    With ``fsync`` the lines are on the disk when ``write`` returns; without, a crash of the machine may lose the last
-    ones (a crash of the program does not). A line that a crash left unfinished is moved to ``<path>.torn`` when the
-    file is opened, so every line can be read. Only one sink writes a file at a time.
+    A batch is written completely or not at all: a failed write is truncated, so a retry duplicates nothing. With
+    ``fsync`` the lines are on the disk when ``write`` returns; without, a crash of the machine may lose the last ones
+    (a crash of the program does not). An incomplete line after a crash is moved to ``<path>.torn`` when the file is
+    opened, so every line is valid. Only one sink may write a file at a time.
 
-    The file is written in a thread. A cancelled write goes on there, and may be stored.
+    The file is written in a thread. A cancelled write continues there, and may be stored.
     """
 
     def __init__(
@@ -160,9 +160,14 @@ class FileSink(Generic[T]):
         self._turn = asyncio.Lock()
 
     async def write(self, batch: Sequence[T], /) -> None:
-        """Raises ``TypeError`` or ``ValueError`` for an item that is no JSON, ``OSError`` for the disk's troubles."""
+        """Append the items.
+
+        Raises:
+            TypeError, ValueError: An item cannot be converted to a line of JSON.
+            OSError: The disk failed.
+        """
         async with self._turn:  # in order
-            # A copy: the thread still reads it after the write was cancelled, when it is the sink's no longer.
+            # A copy, because the thread may still read it after a cancellation, when the batch is not ours any more.
             await asyncio.to_thread(self._file.write, list(batch))
 
     async def close(self) -> None:

@@ -1,13 +1,12 @@
-"""The batcher on threads. Decisions are made in :mod:`jetspark.batcher.machine`; this adds waiting and writing.
+"""The batcher on threads. :mod:`jetspark.batcher.machine` decides; this module waits and writes.
 
-One lock guards the machine; nobody holds it while the sink writes. A *keeper* thread watches the clock, and as many
-*writer* threads as flushes may run at once give batches to the sink. They are daemons and begin with the first item.
+One lock guards the machine; it is not held while the sink writes. A *keeper* thread watches the clock. One *writer*
+thread per concurrent flush passes batches to the sink. All are daemons and start with the first item.
 
-Interrupts. A caller may meet a KeyboardInterrupt between any two steps, our own threads never do. Its thread
-then mends what it has left half done (``_mend``) before the interrupt goes on: the machine brings its account up to
-date, flushes that were on their way to a writer are handed out, threads that are missing are started, and those
-who wait are woken to look again. The lock is a reentrant one because it knows its owner: an interrupted wait may have
-left it to others.
+Interrupts. A KeyboardInterrupt can hit a caller between any two steps, and never the batcher's own threads. Before the
+interrupt propagates, ``_repair`` completes the interrupted step: the machine recomputes its derived state, flushes that
+no writer has are queued again, missing threads are started, and waiting threads are woken to check their condition.
+The lock is reentrant because such a lock knows its owner: an interrupted wait may have lost the lock to another thread.
 """
 
 from __future__ import annotations
@@ -45,29 +44,29 @@ class _RealClock:
             condition.wait(left)
 
 
-class _Mending:
-    """``with batcher._lock, mending``: when the block raises, what it has left is mended. The lock is held again."""
+class _Repairing:
+    """``with batcher._lock, repairing``: when the block raises, calls ``_repair``, with the lock held."""
 
     def __init__(self, batcher: Batcher[Any]) -> None:
-        self._mend = batcher._mend
+        self._repair = batcher._repair
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
         if kind is not None:
-            self._mend()
+            self._repair()
 
 
 class Batcher(Generic[T]):
-    """Gathers single items into batches for a sink, within bounds of size, bytes, time and memory.
+    """Collects single items into batches for a sink, within bounds of items, bytes, time and memory.
 
-    Any thread may call anything, but no signal handler. What ``add`` has accepted is in memory until the sink has it: a
-    crash, or a program that ends without ``shutdown``, loses it. Leaving ``with`` shuts the batcher down, and waits for
-    that as long as it takes.
+    Any thread may call any method; signal handlers may not. Accepted items are in memory until the sink has written
+    them: a crash, or a program that ends without ``shutdown``, loses them. Leaving ``with`` shuts the batcher down,
+    without a time limit.
 
-    An interrupt (Ctrl-C) may come when an item was accepted and before ``add`` has returned: then the item is written,
-    and counted, though ``add`` raised.
+    An interrupt (Ctrl-C) may come after an item was accepted and before ``add`` has returned: then the item is written,
+    and counted, although ``add`` raised.
 
     A thread cannot be stopped from outside: a write that takes longer than ``flush_timeout`` counts as failed, and the
     next one waits until it returns. A sink whose calls may hang needs timeouts of its own.
@@ -88,13 +87,13 @@ class Batcher(Generic[T]):
         self._writer_wakes = threading.Condition(self._lock)
         self._has_drained = threading.Condition(self._lock)
         self._watched: float | None = None
-        """The keeper looks at this time, or earlier; None when it waits to be woken."""
+        """The time at which the keeper wakes up, at the latest; None when it waits for a notification."""
         self._due: deque[Flush[T]] = deque()
         self._threads = 0
-        """Started so far."""
-        self._mending = _Mending(self)
-        self._news: deque[Callable[[], None]] = deque()
-        """What acks, metrics and the log have to be told, which is done without the lock: they may call us."""
+        """Number of threads started so far."""
+        self._repairing = _Repairing(self)
+        self._callbacks: deque[Callable[[], None]] = deque()
+        """Pending calls of acks, metrics and the log. They run without the lock, because they may call the batcher."""
         if config.metrics is not None:
             config.metrics.watch(config.name, self.stats)
 
@@ -103,7 +102,7 @@ class Batcher(Generic[T]):
     def add(self, item: T, *, timeout: float | None = None) -> None:
         """Accept an item; waits while the queue is full.
 
-        When this returns, the item is accepted. When it raises, whatever it raises but an interrupt, it is not.
+        When this returns, the item is accepted. When it raises anything but an interrupt, the item is not accepted.
 
         Raises:
             Closed: Shutdown has begun.
@@ -111,7 +110,7 @@ class Batcher(Generic[T]):
             ConfigError: The item is larger than ``max_batch_bytes``.
         """
         lock = self._lock
-        try:  # what `with lock` does, without a call into Python: it would take 0.2 us of 0.6
+        try:  # `with lock` without a Python-level call, which would take 0.2 us of 0.6
             if not lock.acquire(False):
                 lock.wait()
             machine = self._machine
@@ -123,60 +122,60 @@ class Batcher(Generic[T]):
                     self._advance(flush)
             lock.release()
         except BaseException:
-            self._mend()  # takes the lock if we do not have it
+            self._repair()  # takes the lock if this thread does not have it
             lock.release()
             raise
-        self._tell_if_broken()
+        self._run_callbacks_if_broken()
 
     def try_add(self, item: T) -> bool:
         """Accept an item if there is room now; otherwise, or when closed, count it as ``rejected`` and return False."""
-        with self._lock, self._mending:
+        with self._lock, self._repairing:
             machine = self._machine
             if machine.room <= 0:
                 machine.reject()
                 return False
             self._advance(machine.add(item, self._now()))
-        self._tell_if_broken()
+        self._run_callbacks_if_broken()
         return True
 
     def add_batch(self, items: Sequence[T], *, timeout: float | None = None) -> None:
-        """Accept all of the items or none; waits until there is room for all. Nothing comes between them.
+        """Accept all of the items or none; waits until there is room for all. No other item gets between them.
 
         Raises:
-            Closed, BatcherTimeout: As for :meth:`add`; none was accepted.
-            ConfigError: More than ``queue_depth`` items, or one of them too large; none was accepted.
+            Closed, BatcherTimeout: As for :meth:`add`; no item was accepted.
+            ConfigError: More than ``queue_depth`` items, or an item that is too large; no item was accepted.
         """
         items = list(iterate("items", items, "a list of items"))
-        with self._lock, self._mending:
+        with self._lock, self._repairing:
             if not items:
                 return self._machine.check_open()
             self._ask(len(items), timeout)
             self._advance(self._machine.add_many(items, self._now()))
-        self._tell_if_broken()
+        self._run_callbacks_if_broken()
 
     def add_with_ack(self, item: T, *, timeout: float | None = None) -> Future[None]:
-        """Like :meth:`add`, and returns a future that ends when the item is written, or is known not to be.
+        """Like :meth:`add`, and returns a future for the outcome of the item's write.
 
-        Its ``result()`` is None, or raises what the sink raised, ``FlushTimeout`` or ``DroppedOnShutdown``. Nobody has
-        to ask; cancelling it changes nothing for the item. A callback of it runs on the batcher's own thread: one that
-        adds to the batcher needs a timeout.
+        Its ``result()`` is None when the item is written, or raises the sink's error, ``FlushTimeout`` or
+        ``DroppedOnShutdown``. Using it is optional; cancelling the future does not affect the item. Its callbacks run
+        on the batcher's own thread: a callback that adds to the batcher needs a timeout.
         """
         done: Future[None] = Future()
-        with self._lock, self._mending:
+        with self._lock, self._repairing:
             if self._machine.room <= 0:
                 self._ask(1, timeout)
             self._advance(self._machine.add(item, self._now(), partial(self._acknowledge, done)))
-        self._tell_if_broken()
+        self._run_callbacks_if_broken()
         return done
 
     def flush(self, *, timeout: float | None = None) -> Flushed:
-        """Write everything accepted so far; returns how it went when the sink is done with it.
+        """Write all items accepted so far; returns their outcome when the sink is done.
 
         Raises:
-            BatcherTimeout: The sink was not done within ``timeout`` seconds. It goes on.
-            BatcherBroken: Nothing is written any more.
+            BatcherTimeout: The sink was not done within ``timeout`` seconds. It continues.
+            BatcherBroken: The batcher has failed and writes no more items.
         """
-        with self._lock, self._mending:
+        with self._lock, self._repairing:
             machine = self._machine
             done = threading.Condition(self._lock)
             fence = machine.fence(done.notify)
@@ -193,15 +192,15 @@ class Batcher(Generic[T]):
                 machine.forget(fence)
 
     def shutdown(self, *, timeout: float | None = None) -> None:
-        """Accept nothing more, write what there is, and return when that is done. May be called again, to wait again.
+        """Accept no more items, write the remaining ones, and return when that is done. May be called repeatedly.
 
         Raises:
             BatcherTimeout: It took longer than ``timeout`` seconds; items not known to be written are counted in
-                ``stats().dropped_on_shutdown``. Writing goes on while the process lives.
-            BatcherBroken: The batcher cannot write what it holds.
+                ``stats().dropped_on_shutdown``. Writing continues until the process ends.
+            BatcherBroken: The batcher has failed and cannot write the remaining items.
         """
         machine = self._machine
-        with self._lock, self._mending:
+        with self._lock, self._repairing:
             machine.close()
             self._advance()
             until = self._until(timeout)
@@ -211,13 +210,13 @@ class Batcher(Generic[T]):
                     break
             is_late = not machine.is_drained
             dropped = machine.write_off() if is_late else 0
-        self._tell()  # who ends the program now knows how it went
+        self._run_callbacks()  # report all outcomes before the program may end
         if is_late:
             self._reporter.dropped(dropped)
             raise not_drained(machine.name, timeout or 0)
 
     def stats(self) -> Stats:
-        """Where every accepted item is, at one moment."""
+        """The batcher's counters, all at one moment."""
         with self._lock:
             return self._machine.stats()
 
@@ -250,7 +249,7 @@ class Batcher(Generic[T]):
         return None if timeout is None else self._now() + timeout
 
     def _wait(self, condition: threading.Condition, until: float | None) -> bool:
-        """False when it is that time already."""
+        """Wait for a notification; False when the time ``until`` has already come."""
         if until is not None and self._now() >= until:
             return False
         self._clock.wait(condition, until)
@@ -259,9 +258,9 @@ class Batcher(Generic[T]):
     # ---- writing ---------------------------------------------------------------------------------------------------
 
     def _advance(self, flush: Flush[T] | None = None) -> None:
-        """After every call into the machine, with the lock held: hand out what is due, and look at the clock.
+        """After every call into the machine, with the lock held: queue the due flushes, and wake the keeper if needed.
 
-        Never raises: its callers have made promises already.
+        Never raises, because its callers have already accepted items.
         """
         machine = self._machine
         try:
@@ -280,7 +279,7 @@ class Batcher(Generic[T]):
         except Exception as error:
             self._break(error)
         reports, machine.reports = machine.reports, []
-        self._news.extend([partial(self._reporter.write_is_over, report) for report in reports])
+        self._callbacks.extend([partial(self._reporter.write_is_over, report) for report in reports])
         if machine.is_drained:
             for condition in (self._has_drained, self._keeper_wakes, self._writer_wakes):
                 condition.notify_all()
@@ -288,61 +287,61 @@ class Batcher(Generic[T]):
     def _start_threads(self) -> None:
         name = f"batcher {self.config.name}"
         while self._threads <= self.config.max_concurrent_flushes:
-            # Counted when it has started: interrupted before, there is one too many, which does no harm.
+            # Counted after the start: an interrupt in between starts one thread too many, which is harmless.
             number = self._threads
             target, what = (self._write, f"writer {number - 1}") if number else (self._keep, "keeper")
             threading.Thread(target=target, name=f"{name} {what}", daemon=True).start()
             self._threads = number + 1
 
     def _hold_lock(self) -> None:
-        """An interrupt may have come when a wait had given up the lock, or was about to take it again."""
+        """Take the lock if this thread lost it: an interrupt may have hit a wait that had released it."""
         if not self._lock._is_owned():  # type: ignore[attr-defined]
             self._lock.acquire()
 
-    def _mend(self) -> None:
-        """With the lock, or where it should be held: a call of ours has raised, or was interrupted half-way."""
+    def _repair(self) -> None:
+        """Restore a consistent state after a call has raised or was interrupted; takes the lock if it was lost."""
         self._hold_lock()
-        self._due = deque(self._machine.mend())
+        self._due = deque(self._machine.repair())
         self._advance()
         for condition in (self._has_drained, self._keeper_wakes, self._writer_wakes):
             condition.notify_all()
 
     def _keep(self) -> None:
         while self._look_at_clock():
-            self._tell()
+            self._run_callbacks()
 
     def _look_at_clock(self) -> bool:
-        """Do what is due and wait for the next time; False when there is no more to do."""
+        """Handle overdue writes, then wait for the next deadline; False when the keeper may end."""
         machine = self._machine
         with self._lock:
             try:
                 machine.overdue(self._now())
                 self._watched = None
                 self._advance()
-                if not self._news and not machine.is_over:
+                if not self._callbacks and not machine.is_over:
                     self._clock.wait(self._keeper_wakes, self._watched)
             except Exception as error:
                 self._break(error)
-            return bool(self._news) or not machine.is_over
+            return bool(self._callbacks) or not machine.is_over
 
     def _write(self) -> None:
         while (flush := self._next_write()) is not None:
             failure: BaseException | None = None
             try:
                 self._sink.write(flush.items)
-            except BaseException as error:  # whatever a sink raises, the items are accounted for
+            except BaseException as error:  # any error of the sink counts for its items
                 failure = error
             with self._lock:
                 now = flush.began_at
-                with suppress(Exception):  # a clock that fails is noticed by _advance()
+                with suppress(Exception):  # _advance() handles a failing clock
                     now = self._now()
                 self._machine.finish(flush, failure, now)
                 self._advance()
-            self._tell()
+            self._run_callbacks()
             del flush, failure  # an idle batcher keeps neither items nor tracebacks alive
 
     def _next_write(self) -> Flush[T] | None:
-        """None when there will be no more."""
+        """Wait for a flush; None when there will be no more."""
         with self._lock:
             while not self._due:
                 if self._machine.is_over:
@@ -353,31 +352,31 @@ class Batcher(Generic[T]):
             return flush
 
     def _acknowledge(self, done: Future[None], error: BaseException | None) -> None:
-        self._news.append(partial(_end, done, error))
+        self._callbacks.append(partial(_end, done, error))
 
-    def _tell_if_broken(self) -> None:
-        """For those who add: perhaps there is no thread of ours to tell."""
+    def _run_callbacks_if_broken(self) -> None:
+        """Run the callbacks on the caller's thread after a failure, because no own thread may exist."""
         if self._machine.failure is not None:
-            self._tell()
+            self._run_callbacks()
 
-    def _tell(self) -> None:
-        """Without the lock, and not on the threads of those who add: they may hold a lock that a callback wants."""
-        while self._news:
+    def _run_callbacks(self) -> None:
+        """Run pending callbacks, without the lock and not on producers' threads, which may hold a lock they need."""
+        while self._callbacks:
             try:
-                tell = self._news.popleft()
+                callback = self._callbacks.popleft()
             except IndexError:
                 return  # another thread was quicker
             try:
-                tell()
+                callback()
             except KeyboardInterrupt:
-                self._news.appendleft(tell)  # somebody may wait for it
+                self._callbacks.appendleft(callback)  # a caller may wait for it
                 raise
-            except BaseException:  # callbacks, metrics and logs of others do not end our threads
+            except BaseException:  # errors of user code must not end the batcher's threads
                 with suppress(Exception):
                     self._reporter.logger.exception("batcher %r: a callback failed", self.config.name)
 
     def _break(self, error: BaseException) -> None:
-        self._news.append(partial(self._reporter.is_broken, error))
+        self._callbacks.append(partial(self._reporter.is_broken, error))
         self._machine.fail(error)
         for condition in (self._has_drained, self._keeper_wakes, self._writer_wakes):
             condition.notify_all()
@@ -390,4 +389,4 @@ def _end(done: Future[None], error: BaseException | None) -> None:
         else:
             done.set_exception(error)
     except InvalidStateError:
-        pass  # the caller does not want to know any more
+        pass  # the caller has cancelled the future

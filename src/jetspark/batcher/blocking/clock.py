@@ -1,4 +1,4 @@
-"""What the blocking driver asks of a clock; :class:`jetspark.testing.FakeClock` can do it, too."""
+"""The clock protocol of the blocking driver, also satisfied by :class:`jetspark.testing.FakeClock`."""
 
 from __future__ import annotations
 
@@ -12,4 +12,4 @@ class WaitingClock(Protocol):
     def now(self) -> float: ...
 
     def wait(self, condition: threading.Condition, until: float | None, /) -> None:
-        """Until the condition is notified or it is that time; the caller holds its lock."""
+        """Wait until the condition is notified or the time ``until`` has come; the caller holds its lock."""

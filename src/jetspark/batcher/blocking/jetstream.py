@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class FairLock:
-    """A lock that threads get in the order of asking."""
+    """A fair lock: threads get it in the order of their requests."""
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
@@ -36,8 +36,8 @@ class FairLock:
             turn.acquire()
             self._waiting.append(turn)
         try:
-            turn.acquire()  # released by the writer that hands over, so nobody can come in between
-        except BaseException:  # an interrupt; nobody must be waiting for us, nor we have what we do not know of
+            turn.acquire()  # released by the previous owner, so no other thread can overtake
+        except BaseException:  # an interrupt: leave the queue, or release the lock if it was passed to this thread
             with self._guard:
                 was_waiting = turn in self._waiting
                 if was_waiting:
@@ -64,21 +64,21 @@ class FastIngestSink(FastIngestSinkBase[JetStream, FastPublisher, T]):
         """Store a batch.
 
         Raises:
-            TypeError, ConfigError: An item that can never be sent: nothing was.
+            TypeError, ConfigError: An item can never be sent: nothing was sent.
             BatchPublishDisabled: The stream does not allow fast ingest: nothing is stored.
-            BatchCutShort: See above.
-            ServerError: The stream refused a message; those before it are stored.
-            JetStreamUnavailable: Nobody listens to the first message of a batch: nothing of it is stored.
-            BatchInDoubt: Out of patience. Items handed over may be stored.
+            BatchCutShort: The stream refused a message of an earlier write: nothing is stored.
+            ServerError: The stream refused a message; the messages before it are stored.
+            JetStreamUnavailable: No stream stores the subject of the batch's first message: nothing is stored.
+            BatchInDoubt: No answer for ``patience_s`` seconds. Some items may be stored.
         """
         self._runner.run(self._ingest.write(batch))
 
     def close(self, timeout: float | None = None) -> None:
-        """Wait until everything handed over is stored, and end the batch.
+        """Wait until all items are stored, and end the server's batch.
 
         Raises:
             RequestTimeout: It took longer than ``timeout`` seconds.
-            JetSparkError: The publisher gave up; so did the writes under way.
+            JetSparkError: The publisher gave up, and the running writes have failed.
         """
         self._runner.run(self._ingest.close(timeout))
 
@@ -106,9 +106,9 @@ class AtomicSink(AtomicSinkBase[JetStream, T]):
         """Store a batch.
 
         Raises:
-            TypeError, ConfigError: An item that can never be sent: nothing was.
-            BatchCutShort: Exactly the first ``stored`` items are stored; its cause says why.
-            BatchInDoubt: The first ``stored`` are; the next ``max_messages`` are or are not, and the rest is not.
+            TypeError, ConfigError: An item can never be sent: nothing was sent.
+            BatchCutShort: Exactly the first ``stored`` items are stored; its cause has the reason.
+            BatchInDoubt: The first ``stored`` items are stored, the next ``max_messages`` may be, the rest is not.
             ServerError, JetStreamUnavailable, RequestTimeout: Nothing is stored.
         """
         self._runner.run(self._atomic.write(batch))

@@ -1,7 +1,7 @@
 """Sinks on threads: the protocol, wrappers that compose in any order, and a file.
 
-Decisions are made in :mod:`jetspark.batcher.effects`; this adds waiting and writing. A lock guards what the writes of a
-wrapper share; nobody holds it while writing, sleeping or calling back.
+Decisions are made in :mod:`jetspark.batcher.effects`; this adds waiting and writing. A lock guards the state that the
+writes of a wrapper share; it is not held during writes, sleeps and callbacks.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ _logger = logging.getLogger("jetspark.batcher")
 
 
 class Sink(Protocol[T_contra]):
-    """Where batches go. Returning means: all of it is safe. Raising means: count it as failed.
+    """Receives batches. Returning means that the whole batch is safe; raising counts it as failed.
 
-    The batch is the sink's for the duration of the call, and a list of its own: nobody else reads or writes it.
+    During the call the batch belongs to the sink: no other code reads or writes the list.
     """
 
     def write(self, batch: Sequence[T_contra], /) -> None: ...
 
 
 class Runner:
-    """Carries out steps, and holds the lock between them."""
+    """Performs the steps of a write, and holds the lock between them."""
 
     def __init__(self, sink: Sink[Any] | None, clock: Clock | None = None) -> None:
         self.sink, self.clock = sink, cast(WaitingClock | None, clock)
@@ -88,7 +88,7 @@ class Runner:
                     try:
                         self.observe(written)
                     except Exception:
-                        _logger.exception("an observer raised for %r", written)
+                        _logger.exception("observer raised for %r; the write is not affected", written)
             case Call(call):
                 return call()
         return None
@@ -107,7 +107,7 @@ class Runner:
 
 
 class _Writing(Generic[T]):
-    """Runs the steps of a face."""
+    """Adds ``write``, which performs the steps of the base class."""
 
     _make_runner = Runner
     _runner: Runner
@@ -140,10 +140,10 @@ class MeteredSink(_Writing[T], MeteredSinkBase[Sink[T]]):
 class FileSink(Generic[T]):
     """Appends a line of JSON for each item to a file.
 
-    A batch is one write, and all of it or nothing: what a failed write left is cut off, so a retry doubles nothing.
-    With ``fsync`` the lines are on the disk when ``write`` returns; without, a crash of the machine may lose the last
-    ones (a crash of the program does not). A line that a crash left unfinished is moved to ``<path>.torn`` when the
-    file is opened, so every line can be read. Only one sink writes a file at a time.
+    A batch is written completely or not at all: a failed write is truncated, so a retry duplicates nothing. With
+    ``fsync`` the lines are on the disk when ``write`` returns; without, a crash of the machine may lose the last ones
+    (a crash of the program does not). An incomplete line after a crash is moved to ``<path>.torn`` when the file is
+    opened, so every line is valid. Only one sink may write a file at a time.
     """
 
     def __init__(
@@ -152,7 +152,12 @@ class FileSink(Generic[T]):
         self._file = LineFile(path, to_json, fsync=fsync)
 
     def write(self, batch: Sequence[T], /) -> None:
-        """Raises ``TypeError`` or ``ValueError`` for an item that is no JSON, ``OSError`` for the disk's troubles."""
+        """Append the items.
+
+        Raises:
+            TypeError, ValueError: An item cannot be converted to a line of JSON.
+            OSError: The disk failed.
+        """
         self._file.write(batch)
 
     def close(self) -> None:

@@ -26,9 +26,9 @@ PATIENCE_S = 60.0
 
 
 class ReadingKeywords(TypedDict, total=False):
-    """Options of the format ``jetstream`` that say how to connect and to read, as keywords, for type checkers.
+    """Connection and reading options of the format ``jetstream`` as keywords, for type checkers.
 
-    What is read, and where it begins and ends, is said by arguments of their own.
+    The stream and the range to read are separate arguments.
     """
 
     user: str
@@ -57,7 +57,7 @@ class ReadingKeywords(TypedDict, total=False):
 
 
 class ProjectionKeywords(ReadingKeywords, total=False):
-    """Those, and how much a task that folds may hold."""
+    """Keywords of :class:`ReadingKeywords`, and the memory limits of tasks that fold."""
 
     maxHeldRows: int | str
     maxHeldBytes: int | str
@@ -67,7 +67,7 @@ class ProjectionKeywords(ReadingKeywords, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProjectionOptions(SourceOptions):
-    """What to read, and which projections of which application to fold it into."""
+    """The stream to read, and the application and projections to fold it into."""
 
     app: str = option(text, "the application, `package.module:name`", default="")
     app_folder: str = option(text, "where to look for it in the end", default="")
@@ -111,7 +111,7 @@ class ProjectionOptions(SourceOptions):
             raise ConfigError(f"{FORMAT}: {self.which}: expected one stream, that of the application")
 
     def version_of(self, number: int) -> int:
-        """Of a projection, by its number; 0 if nobody has said."""
+        """Version of a projection, by its number; 0 if unknown."""
         return int(self.versions[number]) if self.versions else 0
 
     def check_keys(self, number: int) -> None:
@@ -127,13 +127,13 @@ class ProjectionOptions(SourceOptions):
 
 
 def keyword_options(kind: type[ReadingKeywords], given: Mapping[str, Any]) -> dict[str, str]:
-    """Keywords of a call as options, under the names that they have in the documentation.
+    """Convert keywords of a call into options under their documented names.
 
-    One that says what to read would have events left out that the buckets then claim to have. A name that no format has
-    is left to :func:`~jetspark.spark.options.read_options`.
+    Options that select messages are refused: events would be omitted, although the positions cover them. Unknown names
+    are refused later by :func:`~jetspark.spark.options.read_options`.
 
     Raises:
-        ConfigError: The format has an option of that name, which is not for those who call.
+        ConfigError: The format has an option of that name that callers must not set.
     """
     allowed = {name.lower(): name for name in kind.__annotations__}
     internal = {each.name.lower() for each in describe(ProjectionOptions)} - allowed.keys()
@@ -150,7 +150,7 @@ def servers_text(servers: Any) -> str:
     """Servers as an option.
 
     Raises:
-        ConfigError: There are none, which would be a server of that name, or the one of this machine.
+        ConfigError: The list is empty or None; as text it would name a server, or mean the local one.
     """
     given = list(servers) if isinstance(servers, Iterable) and not isinstance(servers, str | bytes) else [servers]
     if not given or not all(isinstance(each, str) and each.strip() for each in given):

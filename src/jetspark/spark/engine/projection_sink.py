@@ -1,4 +1,4 @@
-"""Rows of an application's projections into their buckets; how is in :mod:`jetspark.spark.engine.projecting`."""
+"""Writes rows of an application's projections into their buckets, by :mod:`jetspark.spark.engine.projection_fold`."""
 
 from __future__ import annotations
 
@@ -18,18 +18,17 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from jetspark.core.garbage import seldom_collecting
+from jetspark.core.gc_tuning import seldom_collecting
 from jetspark.errors import ConfigError, JetSparkError
-from jetspark.spark.connections import runner_for
-from jetspark.spark.engine.covering import Covered, check_seen, merge
+from jetspark.spark.connections import patiently, runner_for
+from jetspark.spark.engine.coverage import Covered, check_seen, merge
 from jetspark.spark.engine.projection_options import FORMAT, ProjectionOptions
-from jetspark.spark.final import TaskFailed, is_final, raise_failure
 from jetspark.spark.options import read_options
-from jetspark.spark.retrying import patiently
 from jetspark.spark.schema import PROJECTION_SCHEMA
+from jetspark.spark.tasks import TaskFailed, is_final, raise_failure
 
 if TYPE_CHECKING:
-    from jetspark.spark.engine.projecting import ProjectionFold
+    from jetspark.spark.engine.projection_fold import ProjectionFold
     from jetspark.spark.engine.rows import Unreadable
     from jetspark.state.changes import Current
 
@@ -60,12 +59,12 @@ def _checked(options: Mapping[str, str], schema: StructType, overwrite: bool) ->
 
 @dataclass
 class Projected(WriterCommitMessage):
-    """What a task has done. Spark carries it to the driver."""
+    """The result of a task, which Spark sends to the driver."""
 
     counts: dict[str, int]
     covered: list[Covered]
     seen: list[int]
-    """How new what it has loaded from each bucket was, at least: a sequence of that bucket."""
+    """For each bucket the revision that the task's loads have seen at least."""
 
 
 def _run(options: ProjectionOptions, batches: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
@@ -92,7 +91,7 @@ class ProjectionBatchWriter(DataSourceArrowWriter):
 
 
 class ProjectionStreamWriter(DataSourceStreamArrowWriter):
-    """The micro-batches of a query. Made anew for each of them: plain data only."""
+    """Writes the micro-batches of a query. Spark creates it for each batch and pickles it: plain data only."""
 
     def __init__(self, options: ProjectionOptions) -> None:
         self._options = options
@@ -105,17 +104,17 @@ class ProjectionStreamWriter(DataSourceStreamArrowWriter):
         finish(self._options, messages)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """What is stored stays; Spark runs the same batch again, which changes nothing of it."""
-        _logger.warning("batch %d was given up; it is folded again when the query starts again", batchId)
+        """Stored states stay; Spark runs the same batch again, which does not change them."""
+        _logger.warning("batch %d failed; it is folded again when the query restarts", batchId)
 
 
 class TaskRows:
-    """The rows of a task, by what they are for."""
+    """The rows of a task: events, unreadable messages, and covered ranges."""
 
     def __init__(self, options: ProjectionOptions) -> None:
-        from jetspark.spark.engine.projecting import COLUMNS
-        from jetspark.spark.engine.shipping import load_same_app
-        from jetspark.spark.engine.sorting import SequenceSort
+        from jetspark.spark.engine.app_files import load_same_app
+        from jetspark.spark.engine.projection_fold import COLUMNS
+        from jetspark.spark.engine.sequence_sort import SequenceSort
 
         self.app = load_same_app(options.app, options.app_folder, options.projections, options.outline)
         self.events = SequenceSort(max_rows=options.max_held_rows, max_bytes=options.max_held_bytes, columns=COLUMNS)
@@ -126,7 +125,7 @@ class TaskRows:
         self.fold = self.new_fold()
 
     def new_fold(self) -> ProjectionFold:
-        from jetspark.spark.engine.projecting import ProjectionFold
+        from jetspark.spark.engine.projection_fold import ProjectionFold
         from jetspark.spark.engine.rows import Readings, specs_of
 
         options = self._options
@@ -170,9 +169,9 @@ class TaskRows:
 
 @seldom_collecting()
 def write_rows(options: ProjectionOptions, batches: Iterator[pa.RecordBatch]) -> Projected:
-    """Fold the rows of a task, write its letters, and note what was read."""
-    from jetspark.spark.engine.letters import write_letters
-    from jetspark.spark.engine.projecting import Tally
+    """Fold the rows of a task, write its dead letters, and collect the ranges that were read."""
+    from jetspark.spark.engine.dead_letters import write_letters
+    from jetspark.spark.engine.projection_fold import Tally
 
     rows, runner = TaskRows(options), runner_for(options)
     with rows.events as events:
@@ -188,7 +187,7 @@ def write_rows(options: ProjectionOptions, batches: Iterator[pa.RecordBatch]) ->
 
 
 def finish(options: ProjectionOptions, messages: list[WriterCommitMessage | None]) -> None:
-    """All tasks have stored what they had: note how far the buckets are, and report."""
+    """After all tasks have stored their keys: advance the positions of the buckets, and report."""
     done = [message for message in messages if isinstance(message, Projected)]
     whole = merge(part for each in done for part in each.covered)
     counts: dict[str, int] = {}
@@ -196,7 +195,7 @@ def finish(options: ProjectionOptions, messages: list[WriterCommitMessage | None
         for name, number in each.counts.items():
             counts[name] = counts.get(name, 0) + number
     if whole is not None:
-        from jetspark.spark.engine.reaching import advance_positions
+        from jetspark.spark.engine.reached_positions import advance_positions
 
         check_seen(options.buckets, whole, [each.seen for each in done])
         advance_positions(options, whole)

@@ -1,4 +1,4 @@
-"""Reading an application's stream as rows for its projections: what plans, and what reads."""
+"""Reads an application's stream as rows for its projections: planning on the driver, reading in tasks."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 
 from jetspark.blocking import JetStream
-from jetspark.core.garbage import seldom_collecting
-from jetspark.spark.engine.covering import Covered
+from jetspark.core.gc_tuning import seldom_collecting
+from jetspark.spark.connections import patiently
+from jetspark.spark.engine.coverage import Covered
 from jetspark.spark.engine.projection_options import FORMAT, ProjectionOptions
-from jetspark.spark.final import shortly
 from jetspark.spark.options import read_options
-from jetspark.spark.retrying import patiently
 from jetspark.spark.schema import PROJECTION_SCHEMA
 from jetspark.spark.stream.source import BatchReader, StreamReader
+from jetspark.spark.tasks import shortly
 from jetspark.state.scan import Head
 
 __all__ = ["batch_reader", "stream_reader"]
@@ -36,9 +36,9 @@ def stream_reader(options: Mapping[str, str]) -> DataSourceStreamReader:
 
 @shortly
 def _read(options: ProjectionOptions, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    # Here and not above: the processes that plan do without the application, and what it imports.
+    # Imported here: processes that plan need neither the application nor its imports.
+    from jetspark.spark.engine.app_files import load_same_app
     from jetspark.spark.engine.rows import RouteRows
-    from jetspark.spark.engine.shipping import load_same_app
     from jetspark.spark.stream.reading import RangeReader
 
     if partition.value is None:  # what Spark makes of a plan without partitions
@@ -56,24 +56,24 @@ def _checked(options: ProjectionOptions, planned: Sequence[InputPartition]) -> l
     ranges = [each.value for each in planned]
     if not ranges:
         return []
-    front = patiently(options, partial(_look, options=options), patience_s=options.patience_s)
-    # A task cannot tell whether what is gone was an event. It was asked here, before anything is read.
+    front = patiently(options, partial(_find_heads, options=options), patience_s=options.patience_s)
+    # A task cannot tell whether a removed message was an event, so that is checked here, before tasks read.
     is_earliest = front.kept_from is not None
     # Offsets name the subjects of the events, by which a changed application is noticed. A task may ask the server for
     # more, and leave out the rest itself: filters with wildcards are slow.
     parts = [replace(part, subjects=options.subjects, is_earliest=part.is_earliest or is_earliest) for part in ranges]
     if not options.is_stored:
         return [InputPartition((part, Covered(part.start, part.end))) for part in parts]
-    from jetspark.spark.engine.reaching import check_ranges
+    from jetspark.spark.engine.reached_positions import check_ranges
 
     covered = patiently(options, lambda js: check_ranges(js, options, ranges), patience_s=options.patience_s)
     return [InputPartition(each) for each in zip(parts, covered, strict=True)]
 
 
-def _look(js: JetStream, options: ProjectionOptions) -> Head:
-    from jetspark.spark.engine.reaching import look_at_front
+def _find_heads(js: JetStream, options: ProjectionOptions) -> Head:
+    from jetspark.spark.engine.reached_positions import front_head
 
-    return look_at_front(js, options)
+    return front_head(js, options)
 
 
 class ProjectionBatchReader(BatchReader):
@@ -86,8 +86,8 @@ class ProjectionBatchReader(BatchReader):
     def partitions(self) -> Sequence[InputPartition]:
         return _checked(self._projecting, super().partitions())
 
-    def _look(self, js: JetStream) -> list[Head]:
-        return [_look(js, self._projecting)]
+    def _find_heads(self, js: JetStream) -> list[Head]:
+        return [_find_heads(js, self._projecting)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _read(self._projecting, partition)
@@ -103,8 +103,8 @@ class ProjectionStreamReader(StreamReader):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         return _checked(self._projecting, super().partitions(start, end))
 
-    def _look(self, js: JetStream) -> list[Head]:
-        return [_look(js, self._projecting)]
+    def _find_heads(self, js: JetStream) -> list[Head]:
+        return [_find_heads(js, self._projecting)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _read(self._projecting, partition)

@@ -1,7 +1,7 @@
-"""Projections of an application on Spark: as a stream, as a backfill, and as a frame of what the states have to be.
+"""Projections of an application on Spark: as a streaming query, as a backfill, and as a frame of freshly folded states.
 
-One pass over the source for all projections and dead letters: tasks read, decode and validate each message once, Spark
-brings the rows together by projection and key, and other tasks fold them and store each key.
+One pass over the stream serves all projections and dead letters. Tasks read, decode and validate each message once,
+Spark shuffles the rows by projection and key, and other tasks fold them and store each key.
 """
 
 from __future__ import annotations
@@ -19,14 +19,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from jetspark.app import App
-from jetspark.app.projections.buckets import alias_key, check_version, place_of
-from jetspark.app.projections.folding import Router
+from jetspark.app.projections.bucket_refs import alias_key, bucket_ref_of, check_version
 from jetspark.app.projections.positions import FoldPosition
+from jetspark.app.projections.router import Router
 from jetspark.app.topology.names import projection_bucket
 from jetspark.blocking import JetStream
 from jetspark.blocking.context import context_of
 from jetspark.core.numbers import seconds, whole
 from jetspark.errors import ConfigError, KeyNotFound
+from jetspark.spark.connections import patiently
+from jetspark.spark.engine.app_files import load_app, locate_app, outline_of
 from jetspark.spark.engine.projection_options import (
     FORMAT,
     ProjectionKeywords,
@@ -35,11 +37,9 @@ from jetspark.spark.engine.projection_options import (
     option_text,
     servers_text,
 )
-from jetspark.spark.engine.reaching import look_at_front, read_positions
-from jetspark.spark.engine.shipping import load_app, outline_of, place_app
+from jetspark.spark.engine.reached_positions import front_head, read_positions
+from jetspark.spark.formats import register
 from jetspark.spark.options import read_options
-from jetspark.spark.registration import register
-from jetspark.spark.retrying import patiently
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -65,7 +65,7 @@ _STATES = "projection string, key string, value binary, sequence bigint, parked 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackfillReport:
-    """What a backfill has done."""
+    """Counts of a backfill."""
 
     from_sequence: int
     to_sequence: int
@@ -77,9 +77,9 @@ class BackfillReport:
     known: int = 0
     """Events that were in their states already."""
     waiting: int = 0
-    """Events behind one that could not be applied."""
+    """Events of keys that are stuck at an earlier event."""
     parked: int = 0
-    """Keys with events in the range that cannot go on."""
+    """Stuck keys among those with events in the range."""
     written: int = 0
     """Keys that were stored."""
     letters: int = 0
@@ -106,24 +106,24 @@ def run(
 ) -> StreamingQuery:
     """Start a streaming query that folds an application's events into its projections, and return it.
 
-    Everything that is stored is stored as the live engine stores it, byte for byte; both may run at the same time.
+    It stores the same bytes as the live engine; both may run at the same time.
 
     Args:
-        app: The application, or where it is, ``package.module:name``. Spark's workers import it.
-        checkpoint: A folder for Spark's own position. Without one, a query begins where the buckets are, which is as
-            good: they say how far they are, and what is folded twice changes nothing.
-        projections: Their names; all if there are none.
-        buckets: Other buckets than those that the projections are in.
-        partitions: Tasks that fold; by default ``spark.sql.shuffle.partitions``. 1 does without a shuffle, which has
+        app: The application, or its location ``package.module:name``. Spark's workers import it.
+        checkpoint: A folder for Spark's own position. Without it a query continues from the positions of the buckets,
+            which is as safe: events that are folded twice change nothing.
+        projections: Names of the projections; by default all.
+        buckets: Buckets to use instead of the projections' own, by projection.
+        partitions: Number of tasks that fold; by default ``spark.sql.shuffle.partitions``. 1 needs no shuffle and has
             the lowest latency.
-        until_now: End when everything is folded that is there now.
-        interval_s: Seconds from the start of one micro-batch to the next; by default as soon as there is something.
-            Not together with ``until_now``.
-        options: Those of the format ``jetstream``, such as ``credentialsFile`` and ``maxOffsetsPerTrigger``.
+        until_now: End when all events that exist at the start are folded.
+        interval_s: Seconds between the starts of two micro-batches; by default a batch starts as soon as there are
+            events. Cannot be combined with ``until_now``.
+        options: Options of the format ``jetstream``, such as ``credentialsFile`` and ``maxOffsetsPerTrigger``.
 
     Raises:
-        ConfigError: An option cannot be used, or workers could not import the application.
-        UsageError: What is in a bucket was made by another version of its projection.
+        ConfigError: An option is invalid, or workers cannot import the application.
+        UsageError: A bucket is of another version of its projection.
     """
     interval_ms = 0 if interval_s is None else int(seconds("interval_s", interval_s) * 1000)
     if until_now and interval_s is not None:
@@ -162,15 +162,16 @@ def backfill(
     letters: bool = True,
     **options: Unpack[ProjectionKeywords],
 ) -> BackfillReport:
-    """Fold a part of an application's stream into buckets, as one batch, and say what that has done.
+    """Fold a range of an application's stream into buckets, as one batch.
 
-    What the buckets have already stays as it is. Other engines may fold into them at the same time.
+    Events that the buckets contain already change nothing. Other engines may fold into them at the same time.
 
     Args:
-        buckets: Other buckets than those that the projections are in; they must exist.
-        from_sequence: The first one; by default the first of the stream. The buckets must have everything before it.
-        to_sequence: The last one; by default the last that is there now.
-        letters: Write dead letters of messages that cannot be read, where there are none yet.
+        buckets: Existing buckets to use instead of the projections' own, by projection.
+        from_sequence: First sequence; by default the first of the stream. The buckets must contain all events before
+            it.
+        to_sequence: Last sequence; by default the present end of the stream.
+        letters: Write dead letters for unreadable messages, unless they exist.
 
     Raises:
         ConfigError, UsageError: As :func:`run`.
@@ -188,7 +189,7 @@ def backfill(
     if first <= last:
         frame = bring_together(spark.read.format(FORMAT).options(**given).load(), partitions)
         frame.write.format(FORMAT).options(**given).mode("append").save()
-        counts = plan.take_report(report)
+        counts = plan.pop_report(report)
     return BackfillReport(from_sequence=first, to_sequence=last, buckets=plan.buckets, **counts)
 
 
@@ -202,14 +203,14 @@ def fold_states(
     partitions: int | None = None,
     **options: Unpack[ProjectionKeywords],
 ) -> DataFrame:
-    """What the states of projections have to be after a sequence, from the first event on; nothing is stored.
+    """Fold the states of projections from the first event up to a sequence; stores nothing.
 
-    A frame with the columns ``projection``, ``key`` (as the bucket has it), ``value`` (null for a key that was
-    deleted), ``sequence`` (of the last event in it) and ``parked`` (the sequence of the event that the key cannot get
-    past, or null).
+    Returns a frame with the columns ``projection``, ``key`` (in bucket spelling), ``value`` (null for a deleted key),
+    ``sequence`` (of the last event in the state) and ``parked`` (the sequence of the event that the key is stuck at, or
+    null).
 
     Args:
-        to_sequence: The last sequence that counts; by default the last that is there now.
+        to_sequence: Last sequence; by default the present end of the stream.
     """
     check_pandas("jetspark.spark.fold_states")
     plan = ProjectionPlan.of(app, spark, servers, projections, None, options, is_stored=False)
@@ -238,9 +239,9 @@ def check_pandas(what: str) -> None:
 
 
 def passing_folder(prefix: str) -> str:
-    """For the checkpoint of a query that is never to go on from it: it goes when this process ends.
+    """Create a temporary checkpoint directory; it is removed at exit.
 
-    Through Connect it is the server that makes a folder of this name, and keeps it.
+    With Connect the server creates a directory of this name, and keeps it.
     """
     folder = Path(tempfile.mkdtemp(prefix=prefix))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
@@ -258,7 +259,7 @@ def bring_together(frame: DataFrame, partitions: int | None) -> DataFrame:
 
 @dataclass(frozen=True, slots=True)
 class ProjectionPlan:
-    """What to fold into what, as options of the format."""
+    """The options of the format for one query: application, projections, buckets and range."""
 
     app: App
     buckets: Mapping[str, str]
@@ -279,20 +280,20 @@ class ProjectionPlan:
         *,
         is_stored: bool = True,
     ) -> ProjectionPlan:
-        place = place_app(app)
-        declared = load_app(place.name, place.folder) if isinstance(app, str) else app
+        location = locate_app(app)
+        declared = load_app(location.name, location.folder) if isinstance(app, str) else app
         names = _names(declared, projections, buckets or {})
         options = keyword_options(ProjectionKeywords, more) | {
             "servers": servers_text(servers),
-            "app": place.name,
+            "app": location.name,
             "outline": outline_of(declared, names),
             "stream": declared.stream,
             "projections": option_text(names),
             "buckets": option_text([declared.projections[name].bucket.bucket for name in names]),
             "versions": option_text([declared.projections[name].version for name in names]),
         }
-        if place.folder:
-            options["appFolder"] = place.folder
+        if location.folder:
+            options["appFolder"] = location.folder
         specs = [declared.projections[name] for name in names]
         router = Router(specs, declared.catalogue, owns_stream=declared.spec.owns_stream)
         filters = router.filters
@@ -346,18 +347,18 @@ class ProjectionPlan:
         last = None if last is None else whole("to_sequence", last, low=0, instead="or None for the last of the stream")
         if first is not None and last is not None and last < first:
             raise ConfigError(f"from_sequence={first}, to_sequence={last}: expected sequences in this order")
-        head = patiently(self.connecting, lambda js: look_at_front(js, self.connecting), is_first_contact=True)
+        head = patiently(self.connecting, lambda js: front_head(js, self.connecting), is_first_contact=True)
         high = head.next - 1 if last is None else min(last, head.next - 1)
         if first is None or first <= head.whole_from:
             return "earliest", head.first, high
         return str(first), first, high
 
-    def take_report(self, key: str) -> dict[str, int]:
-        """What the last task has said, which nobody needs afterwards."""
+    def pop_report(self, key: str) -> dict[str, int]:
+        """Read and remove the report of the last commit."""
 
         bucket = projection_bucket(self.app.name)
-        # Of the leader: a replica may not have yet what was stored a moment ago. And each by itself: a purge whose
-        # answer is lost is done again, and then there is nothing to read any more.
+        # From the leader: a replica may lag. Each request is retried by itself: if the answer to a purge is lost, the
+        # purge is repeated, and by then the report can no longer be read.
         report = patiently(self.connecting, lambda js: js.kv(bucket).get(key, direct=False).value)
         patiently(self.connecting, lambda js: js.kv(bucket).purge(key))
         counts: dict[str, int] = json.loads(report)
@@ -378,10 +379,10 @@ def _names(app: App, projections: Sequence[str], buckets: Mapping[str, str]) -> 
 
 
 def _check_apart(app: App, buckets: Mapping[str, str]) -> None:
-    """That no two projections are in one bucket, where events of one would pass for those of the other.
+    """Check that no two projections use the same bucket, where their states would be confused.
 
     Raises:
-        ConfigError: Two are, or one is to be in the bucket that another one of the application has.
+        ConfigError: Two projections share a bucket, or one would use the bucket of another projection.
     """
     owners = {spec.bucket.bucket: name for name, spec in app.projections.items()}
     for name, bucket in buckets.items():
@@ -414,5 +415,5 @@ def _places(js: JetStream, app: App, names: Sequence[str]) -> dict[str, str]:
             record = records.get(alias_key(name), direct=False).value
         except KeyNotFound:
             record = None
-        found[name] = check_version(spec, place_of(spec, record)).bucket
+        found[name] = check_version(spec, bucket_ref_of(spec, record)).bucket
     return found

@@ -1,14 +1,14 @@
-"""Messages of an application's stream as rows for its projections.
+"""Converts messages of an application's stream into rows for its projections.
 
-A task reads a range of the stream, decodes and validates each message, and asks the projections for their keys. A row
-is an event on its way to one key: which projection, the key, the sequence, and the *data* of the event as the message
-has it, with the number of the contract that reads it. Nothing is printed again; the task that folds decodes the data
-once more, which takes half a microsecond, and gets the same event to the last bit, whatever types its fields have. For
-the same reason upcasts, which are pure, run there again. Of a projection with ``unique_ids`` the data stands behind the
-id of the event, in as many bytes as the key keeps of it.
+A task reads a range of the stream, decodes and validates each message, and finds its keys. A row is an event for one
+key: the number of the projection, the key, the sequence, and the *data* of the event as the message has it, with the
+number of the contract that decodes it. The task that folds decodes the same bytes again, which takes half a microsecond
+and yields exactly the same event, whatever the types of its fields. Upcasts are pure and also run there again. With
+``unique_ids`` the stored form of the event's id precedes the data.
 
-Two kinds of rows are none for a projection. ``LETTER`` is a message that cannot be read. ``COVERED`` says, after the
-last row of a range, that all of it was read: when the rows of all ranges are stored, the buckets are that far.
+Two kinds of rows are not for a projection. ``LETTER`` is an unreadable message. ``COVERED`` follows the last
+row of a range and tells that the range was read completely: when the rows of all ranges are stored, the positions of
+the buckets advance.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import pickle
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from operator import attrgetter
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -26,15 +25,14 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from jetspark.app.application import App
 from jetspark.app.contracts.catalogue import Decoding
-from jetspark.app.contracts.envelope import read_data, read_envelope
-from jetspark.app.contracts.faults import USER_ERRORS
-from jetspark.app.projections.folding import Failure, Recorded, Router, identity_of
+from jetspark.app.contracts.envelope import Envelope, read_data
 from jetspark.app.projections.projection_spec import ProjectionSpec
+from jetspark.app.projections.router import EventBatch, Failure, Received, Recorded, Router, raw_data
 from jetspark.app.stored_events import FailureCause
 from jetspark.core.message import CoreMessage
-from jetspark.core.subjects import on_one_of
-from jetspark.spark.engine.covering import Covered
-from jetspark.spark.reply_subjects import places
+from jetspark.jetstream.info import StoredMessage
+from jetspark.spark.engine.coverage import Covered
+from jetspark.spark.reply_subjects import stream_offsets
 from jetspark.spark.schema import PROJECTION_SCHEMA
 from jetspark.state.changes import Current
 
@@ -42,32 +40,31 @@ __all__ = ["BASE", "COVERED", "LETTER", "Readings", "RouteRows", "Unreadable", "
 
 LETTER, COVERED = -1, -2
 BASE = -1
-"""In place of the number of a contract: the row is a state that its key has, and no event."""
+"""Replaces the number of a contract: the row has the state of its key instead of an event."""
 
 _EPOCH = datetime.datetime.fromtimestamp(0, datetime.UTC)
 _MICROSECOND = datetime.timedelta(microseconds=1)
-_subject_of, _data_of, _headers_of = attrgetter("subject"), attrgetter("data"), attrgetter("raw_headers")
 
 
 class Unreadable(NamedTuple):
-    """A message that no projection can take."""
+    """A message that no projection can read."""
 
     sequence: int
     time_us: int
     subject: str
     data: bytes
     headers: Any
-    """The raw block, or name and value of each."""
+    """The raw header block, or a list of names and values."""
     cause: FailureCause
 
 
 def unpack(data: bytes) -> Any:
-    """What a row without an event has instead: :class:`Unreadable` or :class:`Covered`."""
+    """Decode the data of a row without an event: :class:`Unreadable` or :class:`Covered`."""
     return pickle.loads(data)
 
 
 def base_rows(bases: Mapping[str, Current]) -> pa.Table:
-    """The states that keys have, as rows; the projection is the only one, so its number is 0."""
+    """States of keys as rows of a single projection, whose number is 0."""
     schema = to_arrow_schema(PROJECTION_SCHEMA, timezone="UTC")
     count = len(bases)
     columns = [[0] * count, list(bases), [0] * count, [BASE] * count, [pickle.dumps(each) for each in bases.values()]]
@@ -76,7 +73,7 @@ def base_rows(bases: Mapping[str, Current]) -> pa.Table:
 
 
 def specs_of(app: App, names: Sequence[str]) -> list[ProjectionSpec]:
-    """The projections that rows speak of by their numbers."""
+    """The projections in the order of their numbers in rows."""
     return [app.projections[name] for name in names]
 
 
@@ -87,138 +84,101 @@ class Readings:
         found = app.catalogue.readings
         self.numbers = {name: number for number, name in enumerate(sorted(found))}
         self.readers = [_reader(found[name]) for name in self.numbers]
-        """Each makes an event of its data."""
+        """By number: decodes the data of an event."""
 
 
 def _reader(reading: Decoding) -> Callable[[bytes], Any]:
     return partial(read_data, reading) if reading.upcasts else reading.contract.decoder()
 
 
-class _PlainReading(NamedTuple):
-    """How data of one version is read that needs no upcast, and which projections want the event."""
-
-    number: int
-    decode: Callable[[Any], Any]
-    targets: tuple[tuple[int, ProjectionSpec], ...]
-
-
-class _Columns:
-    """The columns of a record batch, while it grows."""
-
-    def __init__(self) -> None:
-        self.targets: list[int] = []
-        self.keys: list[str] = []
-        self.sequences: list[int] = []
-        self.readings: list[int] = []
-        self.contents: list[bytes] = []
-
-    def add(self, target: int, key: str, sequence: int, reading: int, content: bytes) -> None:
-        self.targets.append(target)
-        self.keys.append(key)
-        self.sequences.append(sequence)
-        self.readings.append(reading)
-        self.contents.append(content)
-
-    def cut(self, length: int) -> None:
-        """Forget all rows but the first ``length``."""
-        for column in self.all:
-            del column[length:]
-
-    @property
-    def all(self) -> tuple[list[Any], ...]:
-        return self.targets, self.keys, self.sequences, self.readings, self.contents
-
-
 class RouteRows:
     """Makes record batches of rows for some projections; a :class:`~jetspark.spark.stream.reading.RowMaker`.
 
-    Most messages are in the form in which events are written, of a version that needs no upcast. Those are read here,
-    in one loop: it takes two thirds of the time. Whatever is not so, or raises, is left to the router, which decides
-    for all engines what becomes of a message.
+    Messages are decoded and routed by the loop of all engines, :mod:`jetspark.app.projections.router`.
     """
 
     needs_contents = True
 
     def __init__(self, app: App, projections: Sequence[str], *, subjects: Sequence[str]) -> None:
-        """``subjects`` is what is read, which may be more than the events' own."""
-        specs = specs_of(app, projections)
-        self._router = Router(specs, app.catalogue)
+        """``subjects``: the filters that the messages were read with; they may select more than events."""
         self._targets = {name: number for number, name in enumerate(projections)}
-        self._readings = Readings(app).numbers
-        self._plain = {
-            name: _PlainReading(
-                self._readings[name],
-                reading.contract.decoder(),
-                tuple((number, spec) for number, spec in enumerate(specs) if reading.contract.kind in spec.events),
-            )
+        self._router = Router(specs_of(app, projections), app.catalogue, subjects=subjects, with_envelopes=True)
+        self._numbers = Readings(app).numbers
+        self._number_of = {
+            reading.contract.kind: self._numbers[name]
             for name, reading in app.catalogue.readings.items()
             if not reading.upcasts
         }
-        filters = self._router.filters
-        self._is_wanted = None if set(filters) == set(subjects) else on_one_of(filters)
+        """By the class of an event: the contract that reads data of its version."""
         self._arrow_schema = to_arrow_schema(PROJECTION_SCHEMA, timezone="UTC")
 
     def of_messages(self, stream: str, messages: Sequence[CoreMessage]) -> pa.RecordBatch:
-        found = places(messages)
+        found = stream_offsets(messages)
         sequences, times_us = found.sequences.to_pylist(), found.times_us.to_pylist()
-        parts = (map(part, messages) for part in (_subject_of, _data_of, _headers_of))
-        return self._batch(zip(sequences, *parts, times_us, strict=True))
 
-    def of_stored(self, stream: str, messages: Sequence[Any]) -> pa.RecordBatch:
-        return self._batch(
-            (each.sequence, each.subject, each.data, each.headers, (each.timestamp - _EPOCH) // _MICROSECOND)
-            for each in messages
-        )
+        def recorded(index: int) -> Recorded:
+            message = messages[index]
+            return Recorded(sequences[index], message.subject, message.data, message.raw_headers, times_us[index])
+
+        return self._batch(messages, sequences, recorded, times_us)
+
+    def of_stored(self, stream: str, messages: Sequence[StoredMessage]) -> pa.RecordBatch:
+        def recorded(index: int) -> Recorded:
+            each = messages[index]
+            return Recorded(
+                each.sequence, each.subject, each.data, each.headers, (each.timestamp - _EPOCH) // _MICROSECOND
+            )
+
+        return self._batch(messages, [each.sequence for each in messages], recorded)
 
     def covered(self, part: Covered) -> pa.RecordBatch:
-        """The row that says that a range was read."""
-        return self._made([COVERED], [str(part.start)], [part.end - 1], [0], [pickle.dumps(part)])
+        """The row that marks a range as read completely."""
+        return self._made([[COVERED], [str(part.start)], [part.end - 1], [0], [pickle.dumps(part)]])
 
-    def _batch(self, messages: Iterable[tuple[Any, ...]]) -> pa.RecordBatch:
-        """Of messages with the fields of :class:`Recorded`."""
-        if (is_wanted := self._is_wanted) is not None:
-            messages = (each for each in messages if is_wanted(each[1]))
-        columns, plain = _Columns(), self._plain
-        add_target, add_key, add_sequence, add_reading, add_content = (column.append for column in columns.all)
-        for message in messages:
-            length = len(columns.targets)
-            try:
-                envelope = read_envelope(message[2])
-                number, decode, targets = plain[envelope.type, envelope.schemaversion or 1]
-                data = bytes(envelope.data)
-                event = decode(data)
-                for target, spec in targets:
-                    if spec.window is None:
-                        keys = spec.keys_of(event)
-                    else:
-                        keys = spec.windowed_keys_of(event, envelope.time, message[4])
-                    content = identity_of(envelope, message[3]) + data if spec.unique_ids and keys else data
-                    for key in keys:
-                        add_target(target)
-                        add_key(key)
-                        add_sequence(message[0])
-                        add_reading(number)
-                        add_content(content)
-            except USER_ERRORS:
-                columns.cut(length)
-                self._route(Recorded(*message), columns)
-        return self._made(*columns.all)
+    def _batch(
+        self,
+        messages: Sequence[Received],
+        sequences: Sequence[int],
+        recorded: Callable[[int], Recorded],
+        times_us: Sequence[int] | None = None,
+    ) -> pa.RecordBatch:
+        batch = self._router.decode(messages, sequences, recorded, times_us)
+        routes = self._router.route(batch)
+        numbers, contents = self._contents(messages, batch)
+        columns: list[list[Any]] = [[] for _ in PROJECTION_SCHEMA]
+        for found in routes.columns:
+            data = found.pick(contents)
+            if found.spec.unique_ids:
+                data = list(map(bytes.__add__, found.identities(batch), data))
+            target = [self._targets[found.spec.name]] * len(found.keys)
+            parts: tuple[Sequence[Any], ...] = (target, found.keys, found.pick(sequences), found.pick(numbers), data)
+            for column, part in zip(columns, parts, strict=True):
+                column.extend(part)
+        for index, failures in sorted(routes.failures.items()):
+            message = recorded(index)
+            row = (LETTER, str(message.sequence), message.sequence, 0, _unreadable(message, failures))
+            for column, value in zip(columns, row, strict=True):
+                column.append(value)
+        return self._made(columns)
 
-    def _route(self, message: Recorded, columns: _Columns) -> None:
-        """Rows of a message of any form."""
-        [(_, envelope, _, found, failures)] = self._router.spread([message])
-        if failures:
-            columns.add(LETTER, str(message.sequence), message.sequence, 0, _unreadable(message, failures))
-        if not found or envelope is None:
-            return
-        number, data = self._readings[envelope.type, envelope.schemaversion or 1], bytes(envelope.data)
-        for projection, keys in found:
-            is_identified = keys and self._router.specs[projection].unique_ids
-            content = identity_of(envelope, message.headers) + data if is_identified else data
-            for key in keys:
-                columns.add(self._targets[projection], key, message.sequence, number, content)
+    def _contents(self, messages: Sequence[Received], batch: EventBatch) -> tuple[list[int], list[bytes]]:
+        """For each event the number of its contract, and its data; 0 and nothing for a message without an event."""
+        numbers, contents = list[int](), list[bytes]()
+        add_number, add_content, number_of = numbers.append, contents.append, self._number_of
+        for message, event, envelope in zip(messages, batch.events, batch.envelopes, strict=True):
+            if event is None:
+                add_number(0)
+                add_content(b"")
+            elif envelope.__class__ is Envelope:  # of another form or version: the envelope has the data
+                assert isinstance(envelope, Envelope)
+                add_number(self._numbers[envelope.type, envelope.schemaversion or 1])
+                add_content(bytes(envelope.data))
+            else:
+                add_number(number_of[event.__class__])
+                add_content(raw_data(message.data))
+        return numbers, contents
 
-    def _made(self, *columns: list[Any]) -> pa.RecordBatch:
+    def _made(self, columns: Sequence[list[Any]]) -> pa.RecordBatch:
         arrays = [pa.array(each, field.type) for each, field in zip(columns, self._arrow_schema, strict=True)]
         return pa.RecordBatch.from_arrays(arrays, schema=self._arrow_schema)
 

@@ -1,8 +1,8 @@
-"""What another version of a workflow would have decided for recorded history, on Spark; nothing is stored.
+"""Compares the decisions of two versions of a workflow on recorded history, on Spark; stores nothing.
 
-Tasks read the stream and tell which run each message belongs to. Spark brings the messages of a run together, and other
-tasks sort them by sequence and let both versions decide (:mod:`jetspark.app.workflows.version_comparison`). The
-application reaches workers by its name, as for projections, the new version as the text of its module.
+Tasks read the stream and find the run of each message. Spark shuffles the messages by run, and other tasks sort them by
+sequence and run both versions (:mod:`jetspark.app.workflows.version_comparison`). Workers import the application by its
+name, as for projections; they get the new version as the text of its module.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pyspark.sql.types import (
 from jetspark.app import App
 from jetspark.app.clock import utc_now
 from jetspark.app.extents import Extent, ReplayRequest, extent_of
-from jetspark.app.projections.folding import Recorded
+from jetspark.app.projections.router import Recorded
 from jetspark.app.replay.what_if import NewCode, WhatIf, check_request, comparison_of
 from jetspark.app.workflows.version_comparison import ComparedRun, Divergence, StepDifference
 from jetspark.blocking import JetStream
@@ -37,13 +37,13 @@ from jetspark.blocking.context import context_of
 from jetspark.core.numbers import whole
 from jetspark.core.subjects import on_one_of, reading_filters
 from jetspark.errors import MessageNotFound
+from jetspark.spark.connections import patiently
+from jetspark.spark.engine.app_files import AppLocation, load_app, locate_app
 from jetspark.spark.engine.projection_options import ReadingKeywords, keyword_options, option_text, servers_text
 from jetspark.spark.engine.projections import check_pandas
-from jetspark.spark.engine.shipping import AppPlace, load_app, place_app
-from jetspark.spark.failures import plain_failures
+from jetspark.spark.formats import register
 from jetspark.spark.options import read_options
-from jetspark.spark.registration import register
-from jetspark.spark.retrying import patiently
+from jetspark.spark.queries import plain_failures
 from jetspark.spark.stream.heads import sequence_at
 from jetspark.spark.stream.source_options import SourceOptions
 from jetspark.state.losses import first_ever, front_of
@@ -101,9 +101,9 @@ RUNS_AT_A_TIME = 5_000
 
 
 class _Task(NamedTuple):
-    """What a task has to know."""
+    """Arguments of a task."""
 
-    place: AppPlace
+    location: AppLocation
     workflow: str
     code: NewCode
     since: int
@@ -111,7 +111,7 @@ class _Task(NamedTuple):
     ended: datetime.datetime
 
     def comparison(self) -> Any:
-        app = load_app(self.place.name, self.place.folder)
+        app = load_app(self.location.name, self.location.folder)
         return comparison_of(app, self.workflow, self.code, since=self.since, keys=self.keys)
 
 
@@ -131,23 +131,23 @@ def what_if(
     partitions: int | None = None,
     **options: Unpack[ReadingKeywords],
 ) -> DataFrame:
-    """What another version of a workflow would have decided for recorded history; nothing is stored.
+    """Compare the decisions of another version of a workflow with recorded history; stores nothing.
 
-    A frame with a row for each run that has events in the range: ``key``, ``events``, ``old_status``, ``new_status``,
-    ``difference_count``, ``kinds`` (what differs), ``differences`` (each step that differs, with what both versions
-    decide, as JSON) and ``diverged`` (the timer or command at which recorded history stops to answer, or null). A row
-    without a key counts the messages that neither version can read.
+    Returns a frame with a row for each run that has events in the range: ``key``, ``events``, ``old_status``,
+    ``new_status``, ``difference_count``, ``kinds`` (what differs), ``differences`` (each step that differs, with what
+    both versions decide, as JSON) and ``diverged`` (the timer or command to which recorded history has no answer, or
+    null). A row without a key counts the messages that neither version can read.
 
     Args:
-        app: The application, or where it is, ``package.module:name``. Spark's workers import it.
+        app: The application, or its location ``package.module:name``. Spark's workers import it.
         code: The file with the new version: an App with a workflow of this name, or one class with ``react``. Workers
-            get its text; what it imports they must have.
-        request: The range, at whose beginning the new version takes over, and the keys.
-        options: Those of the format ``jetstream``, such as ``credentialsFile``.
+            get its text; its imports must be available to them.
+        request: The keys, and the range; the new version takes over at its beginning.
+        options: Options of the format ``jetstream``, such as ``credentialsFile``.
 
     Raises:
-        ConfigError: There is no such workflow, or workers could not import the application.
-        DataLoss: The beginning of the stream is gone, so that nobody knows the states of its runs.
+        ConfigError: The workflow does not exist, or workers cannot import the application.
+        DataLoss: The beginning of the stream was removed, so the states of its runs are unknown.
     """
     return _ask(app, spark, servers, workflow, code, request, partitions, options).frame
 
@@ -199,9 +199,9 @@ def _ask(
         partitions = whole("partitions", partitions, instead="or None for spark.sql.shuffle.partitions")
     request = request or ReplayRequest()
     check_request(request)
-    place = place_app(app)
-    declared = load_app(place.name, place.folder) if isinstance(app, str) else app
-    module = place.name.partition(":")[0]
+    location = locate_app(app)
+    declared = load_app(location.name, location.folder) if isinstance(app, str) else app
+    module = location.name.partition(":")[0]
     new = code if isinstance(code, NewCode) else NewCode.read(code, module.rpartition(".")[0])
     filters = comparison_of(declared, workflow, new).filters
     given = keyword_options(ReadingKeywords, options) | {
@@ -212,7 +212,7 @@ def _ask(
     }
     connecting = read_options(SourceOptions, "jetstream", given)
     extent, ended = patiently(connecting, lambda js: _bounds(js, declared.stream, request), is_first_contact=True)
-    task = _Task(place, workflow, new, extent.first, request.keys, ended)
+    task = _Task(location, workflow, new, extent.first, request.keys, ended)
     register(spark)
     given |= {"startingOffsets": "earliest", "endingOffsets": str(extent.last + 1)}
     rows = spark.read.format("jetstream").options(**given).load().mapInArrow(functools.partial(_keyed, task), _MESSAGES)
@@ -234,7 +234,7 @@ def _bounds(js: JetStream, stream: str, request: ReplayRequest) -> tuple[Extent,
 
 
 def _end_of(js: JetStream, extent: Extent) -> datetime.datetime:
-    """When the message behind a range was stored; now, if there is none."""
+    """When the first message after a range was stored; the present time without such a message."""
     stream = js.stream(extent.stream)
     try:
         return stream.get_message(extent.last + 1, next_for=">", direct=False).timestamp
@@ -248,7 +248,7 @@ _NEEDED = ("nats-scheduler", "nats-schedule-next")
 
 
 def _keyed(task: _Task, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The messages that belong to a run, with its key; those that cannot be read have none."""
+    """The messages of runs with their keys; messages that cannot be read have a null key."""
     import pyarrow as pa
 
     schema = to_arrow_schema(_MESSAGES, timezone="UTC")
@@ -284,7 +284,7 @@ def _messages(batch: pa.RecordBatch) -> Iterator[tuple[Recorded, str | None]]:
 
 def _compared(task: _Task, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The runs that a task has all messages of."""
-    from jetspark.spark.engine.sorting import SequenceSort
+    from jetspark.spark.engine.sequence_sort import SequenceSort
 
     columns = ("key", "sequence", "subject", "data", "headers", "time_us")
     comparison = task.comparison()

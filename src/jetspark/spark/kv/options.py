@@ -8,8 +8,8 @@ from dataclasses import dataclass, fields
 from jetspark.blocking.steps import ProcedureRunner
 from jetspark.errors import ConfigError
 from jetspark.jetstream.kv import check_bucket, check_filter
+from jetspark.spark.connections import patiently
 from jetspark.spark.options import Connecting, boolean, check_disjoint, choice, count, milliseconds, names, option, text
-from jetspark.spark.retrying import patiently
 from jetspark.spark.stream.source_options import SourceOptions
 from jetspark.state import tables
 
@@ -20,7 +20,7 @@ FORMAT = "jetstream_kv"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketOptions(Connecting):
-    """What every use of a bucket needs."""
+    """Options of reading and of writing buckets."""
 
     bucket: str = option(text, "the bucket; required", default="")
     patience_s: float = option(

@@ -1,11 +1,10 @@
 """Buckets as tables and as streams of changes: ``spark.read`` and ``readStream`` with ``format("jetstream_kv")``.
 
-Here is what Spark sees: schema, offsets, partitions and tasks. How a table of one moment is read is in
-:mod:`jetspark.state.tables`; what is promised is in ``docs/spark-kv.md``.
+This module has the part that Spark sees: schema, offsets, partitions and tasks. :mod:`jetspark.state.tables` reads a
+consistent table; ``docs/spark-kv.md`` has the guarantees.
 
-A stream of changes is one of messages, so its offsets are those of :mod:`jetspark.spark.offsets`, with the stream
-behind the bucket as the only one and the keys as filters; and it is driven like one, by
-:mod:`jetspark.spark.following`.
+A stream of changes is a stream of messages. Its offsets are those of :mod:`jetspark.spark.offsets`, with the stream of
+the bucket as the only stream and the keys as filters; :mod:`jetspark.spark.stream_follower` drives it.
 """
 
 from __future__ import annotations
@@ -24,25 +23,25 @@ from pyspark.sql.types import StructType
 
 from jetspark.blocking import JetStream
 from jetspark.blocking.steps import ProcedureRunner
-from jetspark.core.garbage import seldom_collecting
+from jetspark.core.gc_tuning import seldom_collecting
 from jetspark.errors import ConfigError
 from jetspark.spark import offsets
 from jetspark.spark.connections import runner_for
-from jetspark.spark.final import shortly
-from jetspark.spark.following import Follower
 from jetspark.spark.kv.options import FORMAT, ReadOptions, StreamOptions
 from jetspark.spark.kv.rows import ChangeColumns, TableRows
 from jetspark.spark.offsets import Limits, Offset, Sizes, StreamPosition
 from jetspark.spark.options import read_options
 from jetspark.spark.schema import KV_SCHEMA as SCHEMA
 from jetspark.spark.stream.reading import RangeReader
+from jetspark.spark.stream_follower import Follower
+from jetspark.spark.tasks import shortly
 from jetspark.state import tables
 from jetspark.state.deliveries import delivery
 from jetspark.state.scan import Head, Range
 
 __all__ = ["SCHEMA", "batch_reader", "stream_reader"]
 
-# Where nobody says how many readers there are to be: one for this many revisions, up to a limit.
+# The default number of readers is one for this many revisions, up to a limit.
 REVISIONS_PER_PARTITION = 100_000
 MAX_PARTITIONS = 8
 # An error names this many keys; it has to fit a log.
@@ -119,7 +118,9 @@ class TableReader(DataSourceReader):
                 "them out"
             )
         if plan.doubtful:
-            _logger.warning("asOf=%d: left out, as they may be gone: %s", options.as_of, _some(plan.doubtful))
+            _logger.warning(
+                "asOf=%d: keys whose revisions may be removed are left out: %s", options.as_of, _some(plan.doubtful)
+            )
         number = options.num_partitions or _default_partitions(len(plan.wanted))
         return [Revisions(bucket.created, plan.sequence, part) for part in plan.parts(number)]
 
@@ -171,7 +172,7 @@ class TableReader(DataSourceReader):
 
 
 def _those(pieces: Iterator[list[Any]], wanted: set[int]) -> Iterator[list[Any]]:
-    """The messages with these sequences; those that are gone do not come."""
+    """The messages with these sequences, without removed ones."""
     for messages in pieces:
         found = [message for message in messages if delivery(message).sequence in wanted]
         if found:
@@ -252,7 +253,7 @@ class ChangeReader(Follower):
             batches = RangeReader(options.for_ranges(), partition.part, columns).batches()
             yield from (batch for batch in batches if batch.num_rows)
 
-    def _look(self, js: JetStream) -> list[Head]:
+    def _find_heads(self, js: JetStream) -> list[Head]:
         bucket = ProcedureRunner(js).run(tables.open_bucket(self._options.bucket))
         self._prefix = bucket.prefix
         return [bucket.head]

@@ -1,4 +1,4 @@
-"""A bucket's messages as rows of Arrow batches, and rows as changes of keys."""
+"""Converts a bucket's messages into Arrow rows, and rows into changes of keys."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jetspark.errors import ConfigError
 from jetspark.jetstream.acks import AckableMessage
 from jetspark.jetstream.info import StoredMessage
 from jetspark.jetstream.kv import KVOperation, check_key
-from jetspark.spark.reply_subjects import places
+from jetspark.spark.reply_subjects import stream_offsets
 from jetspark.spark.schema import texts
 from jetspark.state.changes import Change
 from jetspark.state.tables import operation
@@ -21,7 +21,7 @@ __all__ = ["ChangeColumns", "TableRows", "changes_of", "columns"]
 
 def columns(messages: Sequence[AckableMessage], prefix_length: int, schema: pa.Schema) -> pa.RecordBatch:
     """The messages as rows; ``schema`` has some of the table's columns, in any order."""
-    found = places(messages)
+    found = stream_offsets(messages)
     arrays = []
     for column in schema:
         match column.name:
@@ -50,7 +50,7 @@ class TableRows:
         self._schema = schema
         self._with_deletes = with_deletes
         self.read = 0
-        """Messages, those that became no rows included."""
+        """Messages read, also without a row."""
 
     def of(self, pieces: Iterable[list[AckableMessage]]) -> Iterator[pa.RecordBatch]:
         for messages in pieces:

@@ -1,6 +1,6 @@
 """Rows into buckets: ``df.write`` and ``writeStream`` with ``format("jetstream_kv")``.
 
-How keys are written is in :mod:`jetspark.state.store`; what is promised is in ``docs/spark-kv.md``.
+Keys are written by :mod:`jetspark.state.store`; ``docs/spark-kv.md`` has the guarantees.
 """
 
 from __future__ import annotations
@@ -30,14 +30,13 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from jetspark.core.garbage import seldom_collecting
+from jetspark.core.gc_tuning import seldom_collecting
 from jetspark.errors import ConfigError, Conflict, JetSparkError, UsageError
 from jetspark.spark.connections import runner_for
-from jetspark.spark.final import TaskFailed, is_final, raise_failure
 from jetspark.spark.kv.options import FORMAT, WriteOptions
 from jetspark.spark.kv.rows import changes_of
 from jetspark.spark.options import read_options
-from jetspark.spark.tasks import BATCH_ID, QUERY_ID, batch_name
+from jetspark.spark.tasks import BATCH_ID, QUERY_ID, TaskFailed, batch_name, is_final, raise_failure
 from jetspark.state.changes import Change, keep_newest
 from jetspark.state.store import store, store_newest
 
@@ -109,7 +108,7 @@ def _check_columns(options: WriteOptions, schema: StructType) -> None:
 
 @dataclass(frozen=True)
 class BucketWritten(WriterCommitMessage):
-    """What became of a task's rows."""
+    """Counts of a task's rows."""
 
     rows: int
     written: int
@@ -136,12 +135,12 @@ class BucketBatchWriter(DataSourceArrowWriter):
         _report(self._options, messages)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """What is written stays."""
-        _logger.warning("a write to bucket %r was given up; what it has written stays", self._options.bucket)
+        """Written keys stay."""
+        _logger.warning("write to bucket %r failed; the keys it has written stay", self._options.bucket)
 
 
 class BucketStreamWriter(DataSourceStreamArrowWriter):
-    """The micro-batches of a query. Made anew for each of them: plain data only."""
+    """Writes the micro-batches of a query. Spark creates it for each batch and pickles it: plain data only."""
 
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
@@ -160,12 +159,12 @@ class BucketStreamWriter(DataSourceStreamArrowWriter):
         _report(self._options, messages)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """What is written stays; Spark runs the same batch again."""
-        _logger.warning("batch %d was given up; it is written again when the query starts again", batchId)
+        """Written keys stay; Spark runs the same batch again."""
+        _logger.warning("batch %d failed; it is written again when the query restarts", batchId)
 
 
 def _write(options: WriteOptions, writer: str, batches: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-    """Write the rows of a task; a row that cannot be written ends the write, what is wrong with the bucket is final."""
+    """Write the rows of a task. An invalid row ends the write; errors of the bucket are not retried."""
     try:
         written = _write_all(options, writer, batches)
     except JetSparkError as error:

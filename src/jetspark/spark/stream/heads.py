@@ -1,4 +1,4 @@
-"""What a source asks the server about its streams: where they begin and end, and what was when."""
+"""Requests of a source about its streams: their heads, and the sequence at a given time."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def starts_of(js: JetStream, options: SourceOptions, heads: Iterable[Head], defa
 
 
 def check_readable(js: JetStream, heads: Iterable[Head], subjects: tuple[str, ...]) -> None:
-    """That tasks may read these streams, of which some are tried: what they would each fail for fails the plan.
+    """Check on some of the streams that tasks may read them, so that planning fails instead of every task.
 
     Raises:
         ConfigError: A stream that is consumed by reading does not allow direct gets.
@@ -105,12 +105,12 @@ def check_readable(js: JetStream, heads: Iterable[Head], subjects: tuple[str, ..
 
 
 def check_time_has_come(js: JetStream, options: SourceOptions, heads: Iterable[Head]) -> None:
-    """That a query does not start in the future: from the end of a stream it would read what comes before that time.
+    """Check that a query does not start in the future: it would start at the stream's end and read earlier messages.
 
-    The server's clock decides, because it gives messages their times. Without a stream, this machine's clock does.
+    The server's clock counts, because it sets the times of messages; without a stream, this machine's clock.
 
     Raises:
-        ConfigError: ``startingTimestamp`` is later.
+        ConfigError: ``startingTimestamp`` is in the future.
     """
     moment = options.starting_timestamp
     if moment is None:
@@ -143,6 +143,6 @@ def ends_of(js: JetStream, options: SourceOptions, heads: Iterable[Head]) -> lis
 
 
 def sequence_at(js: JetStream, head: Head, moment: datetime.datetime) -> int:
-    """The sequence of the first message stored at or after ``moment``; the stream's end when there is none."""
+    """The sequence of the first message stored at or after ``moment``; the stream's end without such a message."""
     context = context_of(js)
     return context.run(scan.sequence_at(context.api, head, moment))

@@ -1,27 +1,27 @@
-"""What is known of earlier attempts to write the same rows, kept in a key-value bucket.
+"""A ledger of earlier attempts to write the same rows, in a key-value bucket.
 
-A stream forgets ids after its duplicate window. What Spark computes again after that would be stored again, so the sink
-keeps a ledger, with two kinds of entries for each query (or batch write), each a small JSON object::
+A stream forgets ids after its duplicate window. Rows that Spark computes again after that would be stored twice, so the
+sink keeps a ledger with two kinds of entries for each query (or batch write), each a small JSON object::
 
-    <query>.open.<partition>   written before the first row of a partition is sent: which batch it belongs to, and the
-                               last sequence the stream had. Everything that any attempt stored of it is after that.
-    <query>.committed          written when all partitions of a batch are stored: which batch, how many rows, and of a
-                               write with a name the digest of its rows, by which other rows under the same name are
-                               told from the same ones again
+    <query>.open.<partition>   written before the first row of a partition is sent: its batch, and the last sequence of
+                               the stream. All rows that any attempt has stored come after this sequence.
+    <query>.committed          written when all partitions of a batch are stored: the batch, the number of rows, and for
+                               a named write the digest of its rows, which tells a repeated write from other rows
+                               under the same name
 
-``<query>`` is the query's id, the name of a batch write, or for a write within ``foreachBatch`` both.
+``<query>`` is the query's id, the name of a batch write, or both for a write within ``foreachBatch``.
 
 When Spark runs a batch, there are three cases.
 
-- It is committed here: Spark did not get to note it itself. The rows are read and not sent.
-- A partition is open here: an earlier attempt stored some of its rows, or all, or none. While the duplicate window
-  holds, sending them again is harmless. After that, the stream is read from the noted sequence on, and what is there is
-  not sent again (:func:`stored_ids`).
-- Neither: nobody has sent a row of it.
+- The batch is committed in the ledger: Spark failed before its own commit. The rows are read and not sent.
+- A partition is open in the ledger: an earlier attempt may have stored some or all of its rows. Within the duplicate
+  window sending them again is harmless. After that the stream is read from the saved sequence on, and rows that it has
+  are not sent again (:func:`stored_ids`).
+- Neither: no row of it was sent.
 
 Invariants: no row is sent before its partition is open; an open entry of the present batch is never overwritten, so the
-noted sequence is that of the first attempt, however many there are at a time; a batch is committed only after every row
-of it is stored. There are as many entries as queries and partitions: batches take each other's place.
+saved sequence is that of the first attempt, also with several attempts at a time; a batch is committed only after all
+its rows are stored. The number of entries is bounded by queries and partitions: a batch replaces the one before.
 """
 
 from __future__ import annotations
@@ -74,10 +74,10 @@ class Committed:
     write: str = ""
     """And the write: another one of the same run is not a repetition."""
     digest: str = ""
-    """Of a write with a name: of all its rows, whatever their order and partitions."""
+    """Digest of all rows of a named write, independent of their order and partitions."""
 
     def is_of(self, info: StreamInfo) -> bool:
-        """Whether the rows are in this very stream; one that was re-created has none of them."""
+        """True if the rows are in this stream, and it was not re-created since."""
         return self.streams.get(info.config.name) == time_of(info.created)
 
 
@@ -95,7 +95,7 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """What an attempt finds."""
+    """Entries that an attempt finds."""
 
     after: int
     is_repeated: bool
@@ -112,7 +112,7 @@ class Ledger:
 
     @classmethod
     def of(cls, js: JetStream, bucket: str, query: str, replicas: int | None = None) -> Ledger:
-        """In a bucket that is made when there is none; with as many replicas as the stream has, to be as durable."""
+        """Open the ledger's bucket; a missing bucket is created with as many replicas as the stream has."""
         try:
             return cls(js, js.kv(bucket), query)
         except StreamNotFound:
@@ -175,7 +175,7 @@ class Ledger:
         return max(0.0, (now - created).total_seconds())
 
     def forget(self) -> None:
-        """Remove what is open: nobody will ask again."""
+        """Remove the open entries, which are no longer needed."""
         bucket = self._bucket.bucket
         # Not key by key, which would leave a mark for each.
         self._js.stream(f"KV_{bucket}").purge(subject=f"$KV.{bucket}.{self._query}.open.>")
@@ -234,7 +234,7 @@ def stored_ids(js: JetStream, info: StreamInfo, after: int, *, prefix: str, max_
 
 
 def _headers_after(js: JetStream, info: StreamInfo, after: int) -> Iterator[Headers]:
-    """Of every message the stream has after a sequence; of none where it cannot be read."""
+    """The headers of each message after a sequence; undecodable headers are skipped."""
     name, last = info.config.name, info.state.last_sequence
     if last <= after:
         return

@@ -1,4 +1,4 @@
-"""Three ways for the rows of a partition to reach a stream, each with the ids that make sending them again harmless."""
+"""Three publishers for the rows of a partition. Ids make it harmless to send rows again."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from jetspark.errors import (
     UsageError,
 )
 from jetspark.publish.outgoing import Item
-from jetspark.spark.retrying import PAUSE
+from jetspark.spark.connections import PAUSE
 from jetspark.spark.stream.writing import Rows
 from jetspark.state.patience import Attempts
 
@@ -30,7 +30,7 @@ __all__ = ["AsyncPublishing", "AtomicPublishing", "FastPublishing", "Pace", "Pub
 _logger = logging.getLogger("jetspark.spark")
 
 GIVING_UP_S = 5.0
-"""Longest wait, in a task that has failed, for what it has sent. A server that is well answers within milliseconds."""
+"""Longest wait of a failed task for its outstanding acknowledgements; a healthy server answers within milliseconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,7 @@ class Pace:
     max_messages: int
     max_bytes: int
     patience_s: float
-    """Without progress. At most half the duplicate window, so that the stream knows what is sent again."""
+    """Longest time without progress; at most half the duplicate window, so that the stream recognises repeated ids."""
 
 
 class Publisher(ABC):
@@ -56,7 +56,7 @@ class Publisher(ABC):
     def finish(self) -> None: ...
 
     def give_up(self) -> None:
-        """The task has failed elsewhere. What is under way is waited for: the next attempt asks what is stored."""
+        """After a failure: wait for outstanding acknowledgements, because the next attempt reads the stored rows."""
         return
 
     def __enter__(self) -> Publisher:
@@ -98,7 +98,7 @@ class FastPublishing(Publisher):
 
 
 class AsyncPublishing(Publisher):
-    """Each message acknowledged on its own. After an outage, what was not is sent again, behind what was."""
+    """An acknowledgement for each message. After an outage unacknowledged messages are sent again, after the others."""
 
     def __init__(self, js: JetStream, pace: Pace) -> None:
         super().__init__(js, pace)
@@ -112,19 +112,19 @@ class AsyncPublishing(Publisher):
         bound = self._pace.max_messages
         for item in rows.items():
             if len(self._waiting) >= bound:
-                self._settle_one()
+                self._confirm_one()
             self._publish(item, 0)
 
     def finish(self) -> None:
         while self._waiting:
-            self._settle_one()
+            self._confirm_one()
 
     def give_up(self) -> None:
         until = time.monotonic() + GIVING_UP_S
-        for place, (_, _, future) in enumerate(self._waiting):
+        for index, (_, _, future) in enumerate(self._waiting):
             left_s = until - time.monotonic()
             if left_s <= 0:
-                _logger.info("%d messages of a task that has failed may still be stored", len(self._waiting) - place)
+                _logger.info("%d messages of a task that has failed may still be stored", len(self._waiting) - index)
                 return
             with contextlib.suppress(JetSparkError):
                 future.result(left_s)
@@ -134,7 +134,7 @@ class AsyncPublishing(Publisher):
             self._moved_at = time.monotonic()
         self._waiting.append((item, repeats, self._js.publish_async(*item[:2], headers=_headers(item))))
 
-    def _settle_one(self) -> None:
+    def _confirm_one(self) -> None:
         item, repeats, future = self._waiting.popleft()
         try:
             future.result(self._pace.patience_s)
@@ -164,8 +164,10 @@ class AtomicPublishing(Publisher):
         find_stored: Callable[[], set[bytes]],
         are_ids_ours: bool = False,
     ) -> None:
-        """``find_stored`` reads the ids of the partition that the stream has. ``are_ids_ours``: nobody but an attempt
-        at this very partition sends a message with one of them.
+        """
+        Args:
+            find_stored: Reads the ids of the partition that the stream has.
+            are_ids_ours: Only attempts at this partition send messages with these ids.
         """
         super().__init__(js, pace)
         self._partition, self._limit, self._find_stored = partition, limit, find_stored
@@ -215,12 +217,12 @@ class AtomicPublishing(Publisher):
             batch.commit(*last[:2], headers=_headers(last))
 
     def _missing(self, error: DuplicateMessageId) -> list[Item]:
-        """An attempt was committed that nobody heard of; or somebody else stored a message with an id of ours."""
+        """An unconfirmed attempt was committed, or another publisher stored a message with one of our ids."""
         known = self._find_stored()
         kept = [rows.but_for(known) for rows in self._kept]
         if sum(map(len, kept)) == sum(map(len, self._kept)):
             if self._are_ids_ours:
-                self._settle_each()
+                self._confirm_each()
                 return []
             raise UsageError(
                 f"partition {self._partition}: the stream has a message with one of its ids from somebody "
@@ -229,7 +231,7 @@ class AtomicPublishing(Publisher):
         self._kept = kept
         return [item for rows in kept for item in rows.items()]
 
-    def _settle_each(self) -> None:
+    def _confirm_each(self) -> None:
         """An earlier attempt was stored whole, and its rows cannot be found: they were consumed since, or the stream
         cannot be read. It knows their ids, one by one, and stores a row only if that attempt did not have it.
         """

@@ -1,4 +1,4 @@
-"""Reading one partition: a range of one stream's sequences into Arrow record batches."""
+"""Reads one partition, a range of a stream's sequences, into Arrow record batches."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ __all__ = ["RangeReader", "RowMaker"]
 
 
 class RowMaker(Protocol):
-    """What becomes of the messages: the columns of a stream, or of a bucket."""
+    """Converts messages into record batches: columns of a stream, of a bucket, or rows of projections."""
 
     @property
     def needs_contents(self) -> bool:
-        """Whether the messages' data is of use."""
+        """True if the messages' data is needed."""
 
     def of_messages(self, stream: str, messages: Sequence[AckableMessage]) -> pa.RecordBatch: ...
 
@@ -44,7 +44,7 @@ class RangeReader:
 
     @property
     def lost_sequences(self) -> int:
-        """How many were gone, where that is allowed."""
+        """Number of removed sequences, if removal is allowed."""
         return self._scan.lost_sequences
 
     def batches(self) -> Iterator[pa.RecordBatch]:

@@ -1,10 +1,10 @@
 """Frames into streams: ``df.write`` and ``df.writeStream`` with ``format("jetstream")``.
 
-A task writes one partition: it looks at the stream and at the ledger, makes messages of its rows
-(:mod:`jetspark.spark.stream.writing`), publishes them in one of three ways, and returns only when all are stored. Spark
-may run the same task several times, one after the other or at once, in this process or after the next start of the
-query: ids that are the same each time, and the ledger (:mod:`jetspark.spark.stream.ledger`) where the stream no longer
-remembers ids, see to it that every row is stored once. What is promised, and what is not, is in ``docs/spark-sink.md``.
+A task writes one partition: it reads the state of the stream and the ledger, converts its rows into messages
+(:mod:`jetspark.spark.stream.writing`), publishes them in one of three ways, and returns when all are stored. Spark may
+run the same task several times, also at once and after a restart of the query. Every row is stored once, because its id
+is the same each time, and because the ledger (:mod:`jetspark.spark.stream.ledger`) replaces ids that the stream has
+forgotten. ``docs/spark-sink.md`` has the guarantees and their limits.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from jetspark.blocking import JetStream
-from jetspark.core.garbage import seldom_collecting
+from jetspark.core.gc_tuning import seldom_collecting
 from jetspark.core.subjects import matches
 from jetspark.errors import (
     ConfigError,
@@ -41,14 +41,12 @@ from jetspark.errors import (
 )
 from jetspark.jetstream.info import StreamInfo
 from jetspark.jetstream.kv import check_bucket
-from jetspark.spark.connections import client_for, jetstream_for
-from jetspark.spark.final import TaskFailed, is_final, raise_failure
+from jetspark.spark.connections import client_for, jetstream_for, patiently
 from jetspark.spark.options import Connecting, boolean, choice, count, milliseconds, option, read_options, size, text
-from jetspark.spark.retrying import patiently
 from jetspark.spark.stream.ledger import Committed, Ledger, Opening, stored_ids, time_of
 from jetspark.spark.stream.publishing import AsyncPublishing, AtomicPublishing, FastPublishing, Pace, Publisher
-from jetspark.spark.stream.writing import Encoder, Layout, Rows, added_up, null_value
-from jetspark.spark.tasks import BATCH_ID, QUERY_ID, RUN_ID
+from jetspark.spark.stream.writing import Destination, Encoder, Layout, Rows, added_up, null_value
+from jetspark.spark.tasks import BATCH_ID, QUERY_ID, RUN_ID, TaskFailed, is_final, raise_failure
 
 __all__ = ["SinkOptions", "batch_writer", "stream_writer"]
 
@@ -169,7 +167,7 @@ def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: boo
     return StreamWriter(read, Layout.of(schema, subject=read.subject, msg_id_column=read.msg_id_column))
 
 
-class TaskPlace(NamedTuple):
+class TaskId(NamedTuple):
     """Which rows a task writes: the same in every attempt."""
 
     query: str
@@ -191,16 +189,16 @@ class Unnamed(NamedTuple):
     run: str
     write: str
 
-    def check_is_alone(self, committed: Committed | None, place: TaskPlace) -> None:
+    def check_is_alone(self, committed: Committed | None, task_id: TaskId) -> None:
         """
         Raises:
             UsageError: Another write of this run has written the batch to the same target.
         """
-        if committed is None or committed.batch != place.batch:
+        if committed is None or committed.batch != task_id.batch:
             return
         if committed.run == self.run and committed.write != self.write:
             raise UsageError(
-                f"jetstream: batch {place.batch} of query {place.query} has written to the same subject or stream "
+                f"jetstream: batch {task_id.batch} of query {task_id.query} has written to the same subject or stream "
                 "already, by another write of the same foreachBatch, and nothing tells the two apart when the batch is "
                 "repeated. Leave the first as it is and give each other one a name of its own, with the option writeId"
             )
@@ -208,12 +206,12 @@ class Unnamed(NamedTuple):
 
 @dataclass(frozen=True)
 class PartWritten(WriterCommitMessage):
-    """What became of a partition."""
+    """Counts of a written partition."""
 
-    place: TaskPlace
+    task_id: TaskId
     rows: int
     sent: int = 0
-    """Of them, those handed to the stream, which may know some; the others were found to be stored."""
+    """Rows sent to the stream, which may recognise some; the other rows were found to be stored."""
     replicas: int | None = None
     is_committed_already: bool = False
     unnamed: Unnamed | None = None
@@ -221,9 +219,9 @@ class PartWritten(WriterCommitMessage):
     created: str = ""
     """When the stream was made."""
     run: str = ""
-    """Of the query, of a write within ``foreachBatch``."""
+    """Run of the query, for a write within ``foreachBatch``."""
     digest: int = 0
-    """Of the rows, where the write has a name."""
+    """Digest of the rows of a named write."""
 
 
 class BatchWriter(DataSourceArrowWriter):
@@ -243,16 +241,16 @@ class BatchWriter(DataSourceArrowWriter):
         options, partition = self._options, context.partitionId()
         query, batch = context.getLocalProperty(QUERY_ID), context.getLocalProperty(BATCH_ID)
         if not query or not batch:
-            return Task(options, self._layout, TaskPlace(self._job, 0, partition))
+            return Task(options, self._layout, TaskId(self._job, 0, partition))
         run = context.getLocalProperty(RUN_ID) or ""
         if options.write_id is not None:
-            place = TaskPlace(f"{query}-{options.write_id}", int(batch), partition)
-            return Task(options, self._layout, place, run=run if _is_run_id(run) else "")
+            task_id = TaskId(f"{query}-{options.write_id}", int(batch), partition)
+            return Task(options, self._layout, task_id, run=run if _is_run_id(run) else "")
         if options.keeps_ledger and _is_run_id(run):
-            place = TaskPlace(f"{query}-{options.target_name()}", int(batch), partition)
-            return Task(options, self._layout, place, Unnamed(run, self._write))
-        # Two writes to the same target could not be told from one that is repeated. Rather stored twice than lost.
-        task = Task(options, self._layout, TaskPlace(self._write, 0, partition))
+            task_id = TaskId(f"{query}-{options.target_name()}", int(batch), partition)
+            return Task(options, self._layout, task_id, Unnamed(run, self._write))
+        # Two writes to the same target look like one repeated write. Duplicates are preferred to lost rows.
+        task = Task(options, self._layout, TaskId(self._write, 0, partition))
         if options.exactly_once:
             why = f"the job group is {run!r}, not Spark's own" if options.keeps_ledger else "ledger=false"
             task.complain(
@@ -264,21 +262,21 @@ class BatchWriter(DataSourceArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         raise_failure(messages)
         written = _written(messages)
-        is_in_query = any(each.place.query != self._job for each in written)
+        is_in_query = any(each.task_id.query != self._job for each in written)
         if self._options.write_id is not None or is_in_query:
             _commit(self._options, written)
         # Of a query and target the next batch takes the place of this one.
         if any(each.rows for each in written) and (self._options.write_id is not None or not is_in_query):
-            self._forget(written[0].place.query)
+            self._forget(written[0].task_id.query)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """What is stored stays: a stream cannot take it back. With ``writeId`` the next attempt goes on from it."""
-        _logger.warning("write %s was given up; rows it has stored stay in the stream", self._job)
+        """Stored rows stay in the stream. With ``writeId`` the next attempt continues from them."""
+        _logger.warning("write %s failed; the rows it has stored stay in the stream", self._job)
         if self._options.write_id is None:
             self._forget(self._write)
 
     def _forget(self, name: str) -> None:
-        """Nobody will ask what is open. If that fails, some entries stay; the rows are stored all the same."""
+        """Remove the open entries. If that fails some entries stay, which does no harm: the rows are stored."""
         if not self._options.keeps_ledger:
             return
         try:
@@ -288,7 +286,7 @@ class BatchWriter(DataSourceArrowWriter):
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """The micro-batches of a query. Made anew for each of them, and once more for its commit: plain data only."""
+    """Writes the micro-batches of a query. Spark creates it for each batch and for its commit: plain data only."""
 
     def __init__(self, options: SinkOptions, layout: Layout) -> None:
         self._options, self._layout = options, layout
@@ -301,16 +299,16 @@ class StreamWriter(DataSourceStreamArrowWriter):
                 f"jetstream: Spark did not say which query and batch this is ({QUERY_ID}, {BATCH_ID}): this version of "
                 "Spark is not supported"
             )
-        place = TaskPlace(query, int(batch), context.partitionId())
-        return _run(lambda: Task(self._options, self._layout, place), iterator)
+        task_id = TaskId(query, int(batch), context.partitionId())
+        return _run(lambda: Task(self._options, self._layout, task_id), iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         raise_failure(messages)
         _commit(self._options, _written(messages))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Nothing to undo: Spark runs the same batch again, and what is stored of it is recognised."""
-        _logger.warning("batch %d was given up; what it has stored is recognised when it runs again", batchId)
+        """Stored rows stay: Spark runs the same batch again, and they are recognised."""
+        _logger.warning("batch %d failed; its stored rows are recognised when it runs again", batchId)
 
 
 def _context() -> TaskContext:
@@ -321,10 +319,10 @@ def _context() -> TaskContext:
 
 
 def _run(make: Callable[[], Task], batches: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-    """Run a task. What is wrong with the write is not tried again; what is wrong with a row is raised, and ends it.
+    """Run a task. Final errors of the write become the task's message; an invalid row is raised and ends the write.
 
-    With an error for a message a task counts as done, and the others go on. Of what is wrong with the write they notice
-    it themselves; because of one row they would write all the rest before anybody hears of it.
+    A task whose message is an error counts as done, and other tasks continue. They notice an error of the write
+    themselves; but an invalid row in one task would be reported only after they have written everything.
     """
     task: Task | None = None
     try:
@@ -347,22 +345,22 @@ def _commit(options: SinkOptions, written: list[PartWritten]) -> None:
     filled = [each for each in written if each.rows]
     if not filled or not options.keeps_ledger:
         return
-    place, rows, unnamed = filled[0].place, sum(each.rows for each in filled), filled[0].unnamed
+    task_id, rows, unnamed = filled[0].task_id, sum(each.rows for each in filled), filled[0].unnamed
     run, write = unnamed or (filled[0].run, "")
     streams = {each.stream: each.created for each in filled}
     digest = "" if options.write_id is None else f"{added_up(each.digest for each in filled):032x}"
-    now = Committed(place.batch, rows, streams, run, write, digest)
+    now = Committed(task_id.batch, rows, streams, run, write, digest)
 
-    def note(js: JetStream) -> None:
-        ledger = Ledger.of(js, options.ledger_bucket, place.query, filled[0].replicas)
+    def save(js: JetStream) -> None:
+        ledger = Ledger.of(js, options.ledger_bucket, task_id.query, filled[0].replicas)
         known = ledger.committed() if unnamed or any(each.is_committed_already for each in filled) else None
         if unnamed is not None:
-            unnamed.check_is_alone(known, place)
-        is_other = known is not None and known.batch == place.batch and (known.rows, known.digest) != (rows, digest)
+            unnamed.check_is_alone(known, task_id)
+        is_other = known is not None and known.batch == task_id.batch and (known.rows, known.digest) != (rows, digest)
         if known is not None and is_other and options.write_id is not None and known.run == run:
-            raise _other_rows(options, place, known)
+            raise _other_rows(options, task_id, known)
         # Of a batch that is noted, some are stored only now if the stream was made again.
-        if known is None or known.batch != place.batch or not all(each.is_committed_already for each in filled):
+        if known is None or known.batch != task_id.batch or not all(each.is_committed_already for each in filled):
             ledger.commit(now)
             return
         if run:
@@ -372,21 +370,21 @@ def _commit(options: SinkOptions, written: list[PartWritten]) -> None:
             _logger.warning(
                 "batch %d of %s was written with %d rows and now has %d other ones: its input is not deterministic; "
                 "what was written stays",
-                place.batch,
-                place.query,
+                task_id.batch,
+                task_id.query,
                 known.rows,
                 rows,
             )
 
-    patiently(options.connecting(), note, patience_s=options.patience_s)
+    patiently(options.connecting(), save, patience_s=options.patience_s)
 
 
-def _other_rows(options: SinkOptions, place: TaskPlace, known: Committed) -> UsageError:
+def _other_rows(options: SinkOptions, task_id: TaskId, known: Committed) -> UsageError:
     """A write whose name has written other rows: not a repetition, so leaving them out would lose them."""
     return UsageError(
         f"jetstream: writeId={options.write_id!r} has written {known.rows} other rows to stream "
         f"{', '.join(map(repr, known.streams))}: only the same rows are recognised as stored already. Give each "
-        f"write a writeId of its own; or delete the key {place.query}.committed of bucket {options.ledger_bucket!r} "
+        f"write a writeId of its own; or delete the key {task_id.query}.committed of bucket {options.ledger_bucket!r} "
         "to write under this name again"
     )
 
@@ -412,7 +410,7 @@ class Target:
 
     @property
     def keeps_everything(self) -> bool:
-        """Whether a message that was stored is there to be found later, until a limit drops the oldest."""
+        """True if stored messages can be read later, until a limit drops the oldest."""
         config = self.info.config
         return config.retention in (None, "limits") and (config.max_messages_per_subject or 0) <= 0
 
@@ -474,12 +472,12 @@ class Task:
         self,
         options: SinkOptions,
         layout: Layout,
-        place: TaskPlace,
+        task_id: TaskId,
         unnamed: Unnamed | None = None,
         *,
         run: str = "",
     ) -> None:
-        self.options, self.layout, self.place, self.unnamed, self._run = options, layout, place, unnamed, run
+        self.options, self.layout, self.task_id, self.unnamed, self._run = options, layout, task_id, unnamed, run
         self.patience_s = options.patience_s
         self.is_sending = False
         """All is found to be right but for the rows."""
@@ -490,12 +488,12 @@ class Task:
         filled = (batch for batch in batches if batch.num_rows)
         first = next(filled, None)
         if first is None:
-            return PartWritten(self.place, 0)
+            return PartWritten(self.task_id, 0)
         target = self.patiently(lambda js: Target.find(js, self.options, self.layout, self._some_subject(first)))
-        # Half for us to notice that ids are about to be forgotten, half for what is on its way to arrive.
+        # Half of the window to stop in time, the other half for messages on their way to arrive.
         self.patience_s = min(self.patience_s, max(target.window_s / 2, 0.1))
         encoder = self._encoder(target)
-        earlier = self._look_up(target)
+        earlier = self._find_earlier(target)
         if earlier is None:
             return self._skipped(target, encoder, chain([first], filled))
         sent = 0
@@ -515,7 +513,7 @@ class Task:
                     publisher.send(missing)
         replicas = target.info.config.replicas
         return PartWritten(
-            self.place, encoder.rows, sent, replicas, False, self.unnamed, *target.identity, self._run, encoder.digest
+            self.task_id, encoder.rows, sent, replicas, False, self.unnamed, *target.identity, self._run, encoder.digest
         )
 
     def _skipped(self, target: Target, encoder: Encoder, batches: Iterator[pa.RecordBatch]) -> PartWritten:
@@ -525,7 +523,7 @@ class Task:
             rows += batch.num_rows
             if self.options.write_id is not None:
                 encoder.encode(batch)
-        return PartWritten(self.place, rows, 0, None, True, self.unnamed, *target.identity, self._run, encoder.digest)
+        return PartWritten(self.task_id, rows, 0, None, True, self.unnamed, *target.identity, self._run, encoder.digest)
 
     def _publisher(self, js: JetStream, earlier: Earlier, pace: Pace) -> Publisher:
         match self.options.publish_mode:
@@ -538,7 +536,7 @@ class Task:
                 return AtomicPublishing(
                     js,
                     pace,
-                    partition=self.place.partition,
+                    partition=self.task_id.partition,
                     limit=self.options.max_atomic_messages,
                     find_stored=earlier.find,
                     are_ids_ours=self.layout.msg_id is None,
@@ -549,71 +547,73 @@ class Task:
             return self.layout.subject
         subject = batch.column("subject")[0].as_py()
         if subject is None:
-            raise ConfigError(f"row 0 of partition {self.place.partition}: {null_value('subject')}")
+            raise ConfigError(f"row 0 of partition {self.task_id.partition}: {null_value('subject')}")
         return str(subject)
 
     def _encoder(self, target: Target) -> Encoder:
         return Encoder(
             self.layout,
-            partition=self.place.partition,
-            id_prefix=self.place.id_prefix() if self.options.exactly_once else None,
-            is_stored=target.stores,
-            stream=target.name,
-            max_bytes=client_for(self.options.connecting()).server_info.max_payload_bytes,
-            max_stream_bytes=target.info.config.max_message_bytes,
-            expect_stream=self.options.stream is not None,
-            adds_up=self.options.write_id is not None,
+            Destination(
+                stream=target.name,
+                is_stored=target.stores,
+                max_bytes=client_for(self.options.connecting()).server_info.max_payload_bytes,
+                max_stream_bytes=target.info.config.max_message_bytes,
+                is_expected=self.options.stream is not None,
+            ),
+            partition=self.task_id.partition,
+            id_prefix=self.task_id.id_prefix() if self.options.exactly_once else None,
+            with_digest=self.options.write_id is not None,
         )
 
-    def _look_up(self, target: Target) -> Earlier | None:
-        """What earlier attempts have left; None when the whole batch is written."""
-        options, place = self.options, self.place
+    def _find_earlier(self, target: Target) -> Earlier | None:
+        """Results of earlier attempts; None if the whole batch is written."""
+        options, task_id = self.options, self.task_id
         if options.exactly_once and not (options.ledger and target.keeps_everything):
             self._check_window(target)
         if not options.keeps_ledger:
             return Earlier(self, target, None)
 
         def ledger(js: JetStream) -> Ledger:
-            return Ledger.of(js, options.ledger_bucket, place.query, target.info.config.replicas)
+            return Ledger.of(js, options.ledger_bucket, task_id.query, target.info.config.replicas)
 
         committed = self.patiently(lambda js: ledger(js).committed())
         if self.unnamed is not None:
-            self.unnamed.check_is_alone(committed, place)
-        if committed is not None and committed.batch >= place.batch:
+            self.unnamed.check_is_alone(committed, task_id)
+        if committed is not None and committed.batch >= task_id.batch:
             self._check_not_rewound(committed)
-        if committed is not None and committed.batch == place.batch and not self._is_lost(committed, target):
-            _logger.info("batch %d of query %s is written already: nothing is sent", place.batch, place.query)
+        if committed is not None and committed.batch == task_id.batch and not self._is_lost(committed, target):
+            _logger.info("batch %d of query %s is written already; nothing is sent", task_id.batch, task_id.query)
             return None
-        opening = self.patiently(lambda js: ledger(js).open(place.batch, place.partition, target.info))
+        opening = self.patiently(lambda js: ledger(js).open(task_id.batch, task_id.partition, target.info))
         return Earlier(self, target, opening)
 
     def _is_lost(self, committed: Committed, target: Target) -> bool:
-        """Whether the rows of a batch that is written went with their stream, which was deleted and made again.
+        """True if the rows of a written batch were lost, because their stream was deleted and created again.
 
         Raises:
-            UsageError: They are in a stream of another name, and nothing says that they belong into this one.
+            UsageError: The rows are in a stream of another name, and may not belong into this one.
         """
         if committed.is_of(target.info):
             return False
         if target.name in committed.streams:
             return True
-        if self.place.query != self.options.write_id:
+        if self.task_id.query != self.options.write_id:
             return False  # a query that goes on elsewhere: the batch is stored
         raise UsageError(
             f"jetstream: writeId={self.options.write_id!r} has written to stream "
             f"{', '.join(map(repr, committed.streams))}, and now would write to {target.name!r}: give each write a "
-            f"writeId of its own; or delete the key {self.place.query}.committed of bucket "
+            f"writeId of its own; or delete the key {self.task_id.query}.committed of bucket "
             f"{self.options.ledger_bucket!r} to use the name again"
         )
 
     def _check_not_rewound(self, committed: Committed) -> None:
-        """Spark repeats the last batch, never one before it, unless somebody put the checkpoint back."""
-        if committed.batch == self.place.batch:
+        """Spark repeats only the last batch; an earlier one means that an old checkpoint was restored."""
+        if committed.batch == self.task_id.batch:
             return
         raise UsageError(
-            f"query {self.place.query} has written batch {committed.batch}, and now runs batch {self.place.batch}: "
+            f"query {self.task_id.query} has written batch {committed.batch}, and now runs batch {self.task_id.batch}: "
             "its checkpoint was put back. Start with a new checkpoint; or, to write these batches again, delete the "
-            f"key {self.place.query}.committed of bucket {self.options.ledger_bucket!r}"
+            f"key {self.task_id.query}.committed of bucket {self.options.ledger_bucket!r}"
         )
 
     def _check_window(self, target: Target) -> None:
@@ -630,7 +630,7 @@ class Task:
         """Exactly once is not certain."""
         if self.options.when_not_exactly_once == "fail":
             raise UsageError(f"jetstream: {why}")
-        key = (self.place.query, why)
+        key = (self.task_id.query, why)
         if key not in _complaints:
             if len(_complaints) >= MAX_COMPLAINTS:
                 _complaints.clear()
@@ -650,10 +650,10 @@ _complaints: set[tuple[str, str]] = set()
 
 
 class Earlier:
-    """What earlier attempts at the same rows have stored.
+    """Rows that earlier attempts have stored.
 
-    The stream knows the ids of what is sent again, within its duplicate window. But nobody knows how long sending will
-    take, so what is stored is found out first, and the ids are for what an attempt before has under way.
+    Within its duplicate window the stream recognises the ids of repeated messages. Sending may take longer than that,
+    so stored rows are found first; ids only cover messages that an earlier attempt still has on their way.
     """
 
     def __init__(self, task: Task, target: Target, opening: Opening | None) -> None:
@@ -668,24 +668,24 @@ class Earlier:
         return self._opening is not None and self._opening.is_repeated
 
     def missing(self, rows: Rows) -> Rows:
-        """Of these rows, those to send: the stream either does not have them, or recognises them."""
+        """The rows to send: rows that the stream lacks, or whose ids it recognises."""
         if self._known is None and self.is_repeated and (self._is_too_late_for_ids() or self._are_few()):
             self.find()
         self._complain_if_late()
         return rows.but_for(self._known) if self._known else rows
 
     def find(self) -> set[bytes]:
-        """Read what is stored, whatever the age."""
+        """Read the ids of stored rows, whatever their age."""
         opening, task = self._opening, self._task
         assert opening is not None
         info = task.patiently(lambda js: js.stream(self._target.name).info())
-        layout, place = task.layout, task.place
+        layout, task_id = task.layout, task.task_id
         self._known, has_all = task.patiently(
             lambda js: stored_ids(
                 js,
                 info,
                 opening.after,
-                prefix="" if layout.msg_id else place.id_prefix(),
+                prefix="" if layout.msg_id else task_id.id_prefix(),
                 max_ids=MAX_RECOVERED_IDS,
             )
         )
@@ -693,11 +693,11 @@ class Earlier:
         if info.state.last_sequence > opening.after and not is_sure:
             self._gap = (
                 f"stream {self._target.name!r} no longer has all messages after sequence {opening.after}, and its "
-                f"duplicate window of {self._target.window_s:g} s is over: rows of batch {place.batch}, partition "
-                f"{place.partition} that an earlier attempt has stored may be stored twice"
+                f"duplicate window of {self._target.window_s:g} s is over: rows of batch {task_id.batch}, partition "
+                f"{task_id.partition} that an earlier attempt has stored may be stored twice"
             )
             self._complain_if_late()
-        _logger.info("batch %d, partition %d: %d rows are stored already", *place[1:], len(self._known))
+        _logger.info("batch %d, partition %d: %d rows are stored already", *task_id[1:], len(self._known))
         return self._known
 
     def _complain_if_late(self) -> None:

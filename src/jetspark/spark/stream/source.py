@@ -1,7 +1,7 @@
-"""Streams as Spark sources: what plans, and what reads.
+"""Streams as Spark sources: planning on the driver, and reading in tasks.
 
-Readers are made anew for each plan, pickled, and unpickled for each task, so they hold options and nothing that is
-open. How a streaming query is driven is in :mod:`jetspark.spark.following`.
+Spark creates readers for each plan and pickles them for each task, so they hold options and no open connections.
+:mod:`jetspark.spark.stream_follower` drives streaming queries.
 """
 
 from __future__ import annotations
@@ -17,13 +17,11 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Inp
 from pyspark.sql.types import StructType
 
 from jetspark.blocking import JetStream
-from jetspark.core.garbage import seldom_collecting
+from jetspark.core.gc_tuning import seldom_collecting
 from jetspark.errors import ConfigError, PermissionDenied
-from jetspark.spark.final import shortly
-from jetspark.spark.following import Follower, check_loss, count_from
+from jetspark.spark.connections import patiently
 from jetspark.spark.offsets import Limits, Offset, StreamPosition, admit, plan, position_of
 from jetspark.spark.options import read_options
-from jetspark.spark.retrying import patiently
 from jetspark.spark.schema import SCHEMA, Columns, check_schema
 from jetspark.spark.stream.heads import (
     check_readable,
@@ -36,6 +34,8 @@ from jetspark.spark.stream.heads import (
 )
 from jetspark.spark.stream.reading import RangeReader
 from jetspark.spark.stream.source_options import SourceOptions
+from jetspark.spark.stream_follower import Follower, check_loss, count_from
+from jetspark.spark.tasks import shortly
 from jetspark.state.scan import Head, Range
 
 __all__ = ["SCHEMA", "batch_reader", "stream_reader"]
@@ -67,14 +67,14 @@ def stream_reader(options: Mapping[str, str], schema: StructType) -> DataSourceS
     return StreamReader(read, check_schema(schema))
 
 
-def _look(js: JetStream, options: SourceOptions) -> list[Head]:
+def _find_heads(js: JetStream, options: SourceOptions) -> list[Head]:
     if options.stream_pattern is None:
         return heads_of(js, options.stream)
     return matching(js, options.stream_pattern)
 
 
 class RangePartition(InputPartition):
-    """What a task reads."""
+    """The range that a task reads."""
 
     def __init__(self, part: Range) -> None:
         super().__init__(part)
@@ -91,11 +91,11 @@ def _read(options: SourceOptions, schema: StructType, partition: InputPartition)
 
 
 class BatchReader(DataSourceReader):
-    """Reads from where to where was asked, as of the moment it is planned.
+    """Reads the requested range of streams as they are at planning time.
 
-    It has no ``pushFilters``. Spark 4.3 keeps what it pushed into a Python source with the loaded DataFrame, not with
+    It has no ``pushFilters``. Spark 4.3 keeps filters pushed into a Python source with the loaded DataFrame, not with
     the query: of ``df.where(a).union(df.where(b))`` one side got the other's filters, and a ``df.count()`` after a
-    ``df.where(...)`` counted the filtered rows. Options say the same, and are right.
+    ``df.where(...)`` counted the filtered rows. Options select the same rows correctly.
     """
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
@@ -107,7 +107,7 @@ class BatchReader(DataSourceReader):
 
     def _plan(self, js: JetStream) -> list[Range]:
         options = self._options
-        heads = self._look(js)
+        heads = self._find_heads(js)
         if not heads:
             raise ConfigError(f"{options.which}: no stream has such a name; it has to match the whole of it")
         check_readable(js, heads, options.subjects)
@@ -116,8 +116,8 @@ class BatchReader(DataSourceReader):
         check_loss(start, ends, is_allowed=not options.fail_on_data_loss)
         return plan(start, admit(start, ends, Limits(), options.sizes, partial(count_from, js)))
 
-    def _look(self, js: JetStream) -> list[Head]:
-        return _look(js, self._options)
+    def _find_heads(self, js: JetStream) -> list[Head]:
+        return _find_heads(js, self._options)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _read(self._options, self._schema, partition)
@@ -150,18 +150,18 @@ class StreamReader(Follower):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _read(self._options, self._schema, partition)
 
-    def _look(self, js: JetStream) -> list[Head]:
+    def _find_heads(self, js: JetStream) -> list[Head]:
         options = self._options
         if not self._is_reached:
-            heads = _look(js, options)  # each of them, or an error: a new query must not begin without one
+            heads = _find_heads(js, options)  # each of them, or an error: a new query must not begin without one
             check_readable(js, heads, options.subjects)
         elif self._is_list_shorter:
-            heads = self._look_at_list(js)
+            heads = self._listed_heads(js)
         else:
-            heads = _look(js, options)
+            heads = _find_heads(js, options)
         if not heads and not self._is_emptiness_logged:
             self._is_emptiness_logged = True
-            _logger.warning("%s: no stream has such a name yet", self._options.which)
+            _logger.warning("%s: no stream has such a name yet; waiting for one", self._options.which)
         return heads
 
     @property
@@ -169,14 +169,14 @@ class StreamReader(Follower):
         named = len(self._options.stream)
         return not named or named > max(MAX_ASKED, self._pages)
 
-    def _look_at_list(self, js: JetStream) -> list[Head]:
+    def _listed_heads(self, js: JetStream) -> list[Head]:
         try:
             heads, self._pages, self._left_out = listed(js, self._options, [head.stream for head in self._heads])
         except PermissionDenied:
             if self._options.stream_pattern is not None:
                 raise
             self._pages = math.inf
-            return _look(js, self._options)
+            return _find_heads(js, self._options)
         return heads
 
     def _requests(self) -> int:
@@ -204,9 +204,9 @@ class StreamReader(Follower):
                 f"{what}, which is deleted or no longer matches; set failOnDataLoss=false to go on without it, or "
                 "start with a new checkpoint"
             )
-        _logger.warning("%s, which is deleted or no longer matches; going on without it", what)
+        _logger.warning("%s, which is deleted or no longer matches; the query continues without it", what)
 
-    def _note_loss(self, begin: Offset, heads: list[Head]) -> None:
+    def _handle_loss(self, begin: Offset, heads: list[Head]) -> None:
         is_allowed = not self._options.fail_on_data_loss
         if not is_allowed or not self._is_loss_logged:
             self._is_loss_logged |= check_loss(begin, heads, is_allowed=is_allowed)

@@ -87,7 +87,7 @@ def moment(value: str) -> datetime.datetime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOptions(Connecting):
-    """What to read, from where to where, and how much at a time."""
+    """Streams and filters to read, the range, and the limits of batches and partitions."""
 
     stream: tuple[str, ...] = option(
         names, "stream to read, or several with commas between them; this or `streamPattern` is required", default=()
@@ -138,11 +138,11 @@ class SourceOptions(Connecting):
 
     @property
     def wanted_subjects(self) -> tuple[str, ...]:
-        """What rows are made of: a checkpoint must not have passed over some of it."""
+        """Subjects that become rows: a checkpoint must not have skipped any of them."""
         return self.subjects
 
     def __post_init__(self) -> None:
-        # Not super(): dataclasses with slots are made anew, and the cell of super() keeps the class from before.
+        # Not super(): a dataclass with slots is a new class, and super() would refer to the original one.
         Connecting.__post_init__(self)
         if bool(self.stream) == (self.stream_pattern is not None):
             raise ConfigError(
@@ -171,7 +171,7 @@ class SourceOptions(Connecting):
         self._check_order()
 
     def has(self, name: str) -> bool:
-        """Whether a stream of this name is to be read."""
+        """True if the options select a stream of this name."""
         return name in self.stream if self.stream_pattern is None else bool(re.fullmatch(self.stream_pattern, name))
 
     @property

@@ -1,13 +1,13 @@
-"""Rows into messages: which column is what, what a message's id is, and what is refused. No connection, no Spark job.
+"""Converts rows into messages: the columns of a frame, the ids of messages, and checks. Needs no connection.
 
-A row becomes (subject, data, header block). Everything is done a column at a time: of what a row costs, the sink's own
-share is some tenths of a microsecond.
+A row becomes (subject, data, header block). Conversion works on whole columns and takes some tenths of a microsecond
+for a row.
 
-Ids are what makes writing again harmless, and they must never make two different rows look alike: the stream would
-keep the first and drop the other without a word. So an id made here says which row it is (``<prefix><row>``) *and* what
-is in it (a checksum of subject, data and headers). When Spark computes a partition again and the rows come in the same
-order, every id is the same, and nothing is stored twice. When they come in another order, which a shuffle may cause,
-the ids differ: such rows may be stored twice, but none is lost. An id column is taken as it is.
+Ids make it harmless to write rows again. Two different rows must never get the same id, because the stream would drop
+the second one silently. So a generated id has the number of the row (``<prefix><row>``) *and* a checksum of subject,
+data and headers. If Spark computes a partition again in the same order, all ids are the same, and nothing is stored
+twice. In another order, which a shuffle may cause, the ids differ: rows may be stored twice, but none is lost. A
+column of ids is used unchanged.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from jetspark.core.subjects import MAX_SUBJECT_BYTES, validate_subject
 from jetspark.errors import ConfigError, InvalidHeader, InvalidSubject
 from jetspark.publish.outgoing import Item
 
-__all__ = ["Encoder", "Layout", "Rows", "added_up", "null_value"]
+__all__ = ["Destination", "Encoder", "Layout", "Rows", "added_up", "null_value"]
 
 COLUMNS = ("data", "subject", "headers", "msg_id", "ttl")
 # What the source adds to each message. A frame that was read may be written as it is; the copy has its own.
@@ -77,10 +77,10 @@ class Layout:
 
     @classmethod
     def of(cls, schema: StructType, *, subject: str | None, msg_id_column: str | None) -> Layout:
-        """What the columns of a frame mean to the sink.
+        """The layout of a frame by its columns.
 
         Raises:
-            ConfigError: One is missing, has a type that cannot be written, or would not be written at all.
+            ConfigError: A column is missing, has a type that cannot be written, or would be ignored.
         """
         fields = {field.name: field for field in schema.fields}
         if len(fields) < len(schema.fields):
@@ -183,39 +183,52 @@ class Rows:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Destination:
+    """The stream that messages are for, and its limits."""
+
+    stream: str
+    is_stored: Callable[[str], bool]
+    """Tells the subjects that the stream stores."""
+    max_bytes: int
+    """Largest message that the server accepts."""
+    max_stream_bytes: int | None = None
+    """Largest message that the stream accepts, if it has a limit."""
+    is_expected: bool = False
+    """Messages name the stream, so that the server refuses them if another one would store them."""
+
+
 class Encoder:
     """The rows of one partition, in order, as messages."""
 
     def __init__(
         self,
         layout: Layout,
+        destination: Destination,
         *,
         partition: int,
         id_prefix: str | None,
-        is_stored: Callable[[str], bool],
-        stream: str,
-        max_bytes: int,
-        max_stream_bytes: int | None = None,
-        expect_stream: bool = False,
-        adds_up: bool = False,
+        with_digest: bool = False,
     ) -> None:
-        """Without a prefix no ids are made. ``is_stored`` says whether the stream takes a subject; ``max_bytes`` is the
-        server's bound of a message, and ``max_stream_bytes`` the stream's, if it has one. ``adds_up`` has a digest of
-        the rows made, for some three microseconds each.
+        """
+        Args:
+            id_prefix: Begins each generated id; None for messages without generated ids.
+            with_digest: Compute a digest of the rows, which takes about three microseconds for each.
         """
         self.rows = 0
         """How many were encoded."""
         self.digest = 0
-        """Of these rows, the sum of a digest of each: whatever their order, those of partitions can be added up."""
-        self._adds_up = adds_up
+        """Sum of the digests of the rows: independent of their order, and sums of partitions can be added."""
+        self._with_digest = with_digest
         self._layout, self._partition = layout, partition
-        self._is_stored, self._stream, self._max_bytes = is_stored, stream, max_bytes
+        stream, self._is_stored, self._stream = destination.stream, destination.is_stored, destination.stream
+        self._max_bytes, stream_limit = destination.max_bytes, destination.max_stream_bytes
         self._whose_bound = "the server takes (max_payload)"
-        if max_stream_bytes is not None and 0 <= max_stream_bytes < max_bytes:
-            self._max_bytes = max_stream_bytes
+        if stream_limit is not None and 0 <= stream_limit < self._max_bytes:
+            self._max_bytes = stream_limit
             self._whose_bound = f"stream {stream!r} takes (max_message_bytes)"
         self._known_subjects: set[str] = set()
-        self._head = _HEAD + (f"Nats-Expected-Stream: {stream}\r\n".encode() if expect_stream else b"")
+        self._head = _HEAD + (f"Nats-Expected-Stream: {stream}\r\n".encode() if destination.is_expected else b"")
         self._id_prefix = b"" if layout.msg_id else None if id_prefix is None else id_prefix.encode()
         self._subject_sum = 0
         if layout.subject is not None:
@@ -250,7 +263,7 @@ class Encoder:
                 sums = map(crc32, extras, sums)
             places = enumerate(zip(data, sums, strict=True), self.rows)
             ids = [b"%d:%08x" % (row, crc32(each, seed)) for row, (each, seed) in places]
-        if self._adds_up:
+        if self._with_digest:
             self.digest = added_up([self.digest, *self._digests(subjects, data, extras, ids)])
         blocks = self._blocks(count, ids, extras)
         self._check_size(data, blocks)
@@ -261,7 +274,7 @@ class Encoder:
     def _digests(
         self, subjects: list[str] | None, data: list[bytes], extras: list[bytes] | None, ids: list[bytes]
     ) -> Iterator[int]:
-        """Of each row, whatever its place: so ids that are made here, which say the place, are not in it."""
+        """Digest of each row, independent of its number: generated ids, which contain the number, are excluded."""
         layout = self._layout
         parts = zip(
             repeat(layout.subject or "") if subjects is None else subjects,
@@ -335,10 +348,11 @@ class Encoder:
         return lines
 
     def _header_lines(self, column: pa.MapArray) -> list[bytes]:
-        """The lines of each row's own headers.
+        """The header lines of each row.
 
-        Those that begin with ``Nats-`` are instructions to the server (expectations, batches, roll-ups). A message that
-        was read has those it was once published with, and they would be obeyed again: they are left out.
+        Headers that begin with ``Nats-`` are instructions to the server (expectations, batches, roll-ups). A message
+        that was read from a stream still has the instructions of its first publication. They are omitted, because the
+        server would obey them again.
         """
         lines = []
         for row, pairs in enumerate(_pairs(column)):

@@ -1,4 +1,5 @@
-"""nats-server 2.15 as a publisher sees it: plain publishes, atomic batches and fast ingest. No socket, no clock."""
+"""The publishing and pulling side of nats-server 2.15: plain publishes, atomic batches, fast ingest. No I/O, no
+clock."""
 
 from jetspark.testing.model.fast import OpenFastBatch
 from jetspark.testing.model.limits import BatchLimits

@@ -1,14 +1,14 @@
-"""What time does to stored messages: ages and TTLs end them, and schedules publish them again. Pure.
+"""The effects of time on stored messages: ages and TTLs end them, and schedules publish them again. Pure.
 
-A stream with ``max_age_s`` or ``allow_message_ttl`` drops messages whose time is over. Where it has
-``subject_delete_marker_ttl_s`` and nothing else is left of the subject, a marker takes its place, which has a TTL of
-its own. A message with ``Nats-Schedule`` is a timer: when it is due, its data is stored on the target subject.
+A stream with ``max_age_s`` or ``allow_message_ttl`` drops messages whose time is over. If the stream has
+``subject_delete_marker_ttl_s`` and the subject has no message left, a marker replaces it, which has a TTL of its own. A
+message with ``Nats-Schedule`` is a timer: when it is due, its data is stored on the target subject.
 
 Measured on nats-server 2.15.1: a TTL below that of the markers is raised to it, and stored so; a schedule is stored
-with ``Nats-Rollup: sub``, so that a subject has one of them; what it fires has the user's headers and the two that say
-where it comes from; a schedule for the past fires after 250 ms, the shortest step of the server's timer. What was due
-while the server was away, or a stream had no leader, happens when it is back: a repeated schedule fires once then, and
-goes on from there.
+with ``Nats-Rollup: sub``, so that a subject has one schedule; a fired message has the user's headers and two that name
+its schedule; a schedule for the past fires after 250 ms, the shortest step of the server's timer. Events due while the
+server was away, or a stream had no leader, happen when it is back: a repeated schedule then fires once, and continues
+from there.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TTL, SCHEDULE, TARGET = "Nats-TTL", "Nats-Schedule", "Nats-Schedule-Target"
 SCHEDULE_TTL, SCHEDULER, NEXT = "Nats-Schedule-TTL", "Nats-Scheduler", "Nats-Schedule-Next"
 TIME_ZONE = "Nats-Schedule-Time-Zone"
 _ROLLUP = "Nats-Rollup"
-# What a schedule does not hand on to what it fires.
+# Headers of a schedule that a fired message does not get.
 _OWN = ("Nats-Schedule", "Nats-Expected-", "Nats-Msg-Id", "Nats-TTL", "Nats-Rollup")
 
 _DISABLED = ApiError(400, Code.SCHEDULES_DISABLED, "message schedules is disabled")
@@ -57,7 +57,7 @@ def seconds_of(text: str) -> float | None:
 
 
 def refuse_schedule(config: StreamConfig, store: Store, message: Incoming, now: float) -> ApiError | None:
-    """Why a message that sets a schedule, or ends one, is refused."""
+    """The reason to refuse a message that sets a schedule, or ends one; None to accept it."""
     schedule, zone = message.fields.get(SCHEDULE), message.fields.get(TIME_ZONE)
     if zone == "Local":
         return _LOCAL
@@ -95,7 +95,7 @@ def _refuse_end(config: StreamConfig, store: Store, message: Incoming) -> ApiErr
 
 
 def prepared(config: StreamConfig, message: Incoming) -> Incoming:
-    """The message as it is stored: a TTL that is too short is raised, and a schedule replaces the one before it."""
+    """The message as stored: a TTL that is too short is raised, and a schedule replaces the earlier one."""
     fields = message.fields
     marker_s = config.subject_delete_marker_ttl_s or 0.0
     ttl_s = seconds_of(fields.get(TTL, ""))
@@ -122,7 +122,7 @@ class Ageing:
         self._since = -math.inf
 
     def resume(self, at: float) -> None:
-        """Nothing happens before ``at``: the server is back then, or the stream has a leader again."""
+        """Delay all effects until ``at``, when the server is back, or the stream has a leader again."""
         self._since = at
 
     def configure(self, config: StreamConfig) -> None:
@@ -144,7 +144,7 @@ class Ageing:
                 heapq.heappush(self._schedules, (due, message.sequence))
 
     def on_removed(self, message: ModelMessage) -> None:
-        pass  # its timers find nothing
+        pass  # its timers will find no message
 
     def _watch_age(self, message: ModelMessage) -> None:
         assert self._config.max_age_s is not None
@@ -155,7 +155,7 @@ class Ageing:
         return max(min(due), self._since) if due else None
 
     def on_time(self, now: float) -> bool:
-        """Do what is due, in its order; returns whether anything was stored."""
+        """Apply all due effects, in order; True if a message was stored."""
         before = self._store.last_sequence
         while (at := self.next_deadline()) is not None and at <= now:
             queue = min((each for each in (self._ends, self._schedules) if each), key=lambda each: each[0][0])
@@ -204,6 +204,6 @@ class Ageing:
 
 
 def cancels(message: Incoming) -> str | None:
-    """The subject whose schedule a message ends, with which it is stored in one step."""
+    """The subject whose schedule a message ends; both changes are stored in one step."""
     subject = message.fields.get(SCHEDULER)
     return subject if subject and message.fields.get(NEXT) == "purge" else None

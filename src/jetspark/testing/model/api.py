@@ -1,7 +1,7 @@
 """The JetStream API of the model: JSON requests on ``$JS.API``, answered as nats-server 2.15.1 answers them.
 
-Streams, messages, direct gets, and pull consumers with everything that is done to them. A request that the model does
-not know is refused by name, with code 501: silence, which is what the server has for it, would look like a lost answer.
+It covers streams, messages, direct gets, and pull consumers with all their requests. An unknown request is refused by
+name, with code 501: the server stays silent, which in a test would look like a lost answer.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ if TYPE_CHECKING:
 __all__ = ["ACK_PREFIX", "API_PREFIX", "ModelApi"]
 
 API_PREFIX, ACK_PREFIX = "$JS.API.", "$JS.ACK."
-# As many names or infos are in one page of a list.
+# Number of names or infos in one page of a list.
 _NAMES_PAGE, _INFOS_PAGE = 1024, 256
-# More keys than this the server does not look up in one request.
+# The server's limit for the keys of one request.
 _MAX_LAST_KEYS = 1024
 
 _NO_MESSAGE = server_error(404, Code.MESSAGE_NOT_FOUND, "no message found")
 _NO_CONSUMER = server_error(404, Code.CONSUMER_NOT_FOUND, "consumer not found")
 
-# What the server fills in where a stream or a consumer does not say.
+# The server's values for fields that a stream or a consumer does not set.
 _STREAM_DEFAULTS: dict[str, Any] = {
     "retention": "limits",
     "max_consumers": -1,
@@ -72,17 +72,17 @@ _Answer = dict[str, Any]
 
 
 class ModelApi:
-    """Answers requests of clients; the server it belongs to does what they ask for."""
+    """Answers requests of clients, and has its server carry them out."""
 
     def __init__(self, server: ModelServer) -> None:
         self._server = server
         self._made = 0
-        """Consumers and pins that were given a name; the server's are random, these are counted."""
+        """Number of generated names of consumers and pins; the server's are random."""
 
     # ---- the way in --------------------------------------------------------------------------------------------
 
     def answer(self, subject: str, data: bytes, reply: str | None, now: float) -> list[Delivery]:
-        """What the server says to a request, and what it delivers because of it."""
+        """The server's answer to a request, and the deliveries it causes."""
         tokens = subject.removeprefix(API_PREFIX).split(".")
         if tokens[:2] == ["DIRECT", "GET"]:
             return self._direct_get(tokens[2:], data, reply, now)
@@ -486,7 +486,7 @@ def _page(name: str, entries: list[Any], body: Mapping[str, Any], limit: int) ->
 
 
 def _following(store: Store, body: Mapping[str, Any]) -> Iterable[ModelMessage]:
-    """The messages a query walks through, oldest first."""
+    """The messages that a query matches, oldest first."""
     wanted = body.get("next_by_subj", ">")
     first = body.get("seq", 0)
     if "start_time" in body:
@@ -498,7 +498,7 @@ def _following(store: Store, body: Mapping[str, Any]) -> Iterable[ModelMessage]:
 def _find(store: Store, body: Mapping[str, Any]) -> ModelMessage:
     """
     Raises:
-        MessageNotFound: There is none.
+        MessageNotFound: The stream has no such message.
     """
     found: ModelMessage | None
     if "last_by_subj" in body:

@@ -59,9 +59,9 @@ class AtomicBatches:
     """The staged batches of one stream.
 
     Args:
-        store: Where they go when they are committed.
-        limits: How many, how large, how long.
-        total_open: How many batches all streams together have open.
+        store: The log for committed messages.
+        limits: Their number, size and time.
+        total_open: Number of open batches of all streams together.
         abandon: Makes the advisory of a batch from its id, the reason and the time.
     """
 
@@ -89,7 +89,7 @@ class AtomicBatches:
         return None if touched is None else touched + self._limits.timeout_s
 
     def expire(self, now: float) -> list[Delivery]:
-        """Give up what has had no message for too long, the longest first."""
+        """Give up batches without a message for too long, in the order of their deadlines."""
         late = [(batch.touched, id) for id, batch in self._open.items()]
         late = sorted((touched + self._limits.timeout_s, id) for touched, id in late)
         late = [(deadline, id) for deadline, id in late if deadline <= now]
@@ -98,16 +98,16 @@ class AtomicBatches:
         return [self._abandon(id, "timeout", deadline) for deadline, id in late]
 
     def receive(self, message: Incoming, reply: str | None, now: float) -> list[Delivery]:
-        """Take a message with a batch id; with a reply subject, answer it."""
+        """Process a message with a batch id; with a reply subject, answer it."""
         said: list[Delivery] = []
-        answer = self._take(message, now, said)
+        answer = self._stage(message, now, said)
         config = self._store.config
         if answer is not None and reply and not config.no_ack:
             data = replies.error_ack(config.name, answer) if isinstance(answer, ApiError) else answer
             said.append(Delivery(reply, data))
         return said
 
-    def _take(self, message: Incoming, now: float, said: list[Delivery]) -> bytes | ApiError | None:
+    def _stage(self, message: Incoming, now: float, said: list[Delivery]) -> bytes | ApiError | None:
         fields = message.fields
         id = fields[BATCH_ID]
         if not self._store.config.allow_atomic:
@@ -146,7 +146,8 @@ class AtomicBatches:
             return refused
         batch.touched, batch.last = now, sequence
         if commit == "eob":
-            # The marker is not stored; the message before it says so instead, which may make it too large.
+            # The marker is not stored; the message before it gets the commit header instead, which may make it too
+            # large.
             batch.messages[-1] = _with_commit(batch.messages[-1])
         else:
             batch.messages.append(without_level(message))
@@ -157,7 +158,7 @@ class AtomicBatches:
 
 
 def _commit(store: Store, id: str, messages: list[Incoming], now: float) -> bytes | ApiError | None:
-    """The answer; none from a leader that is cut off, who can only propose. Its refusals need no majority."""
+    """The answer; None from a leader that is cut off, which can only propose. Its refusals need no majority."""
     staged = checks.Staged()
     store.proposed_sequence = 0
     for position, message in enumerate(messages):
@@ -185,7 +186,7 @@ def _commit(store: Store, id: str, messages: list[Incoming], now: float) -> byte
     if store.apply_s:
         store.pieces.append(range(store.last_sequence - len(messages) + 1, store.last_sequence + 1))
     else:
-        # All or none, so a lost leader may not take a part: the batch counts as acknowledged even if nobody asked.
+        # A lost leader must not take a part of it: the batch counts as acknowledged even without a reply subject.
         store.promise(store.last_sequence)
     return replies.pub_ack(store.config.name, store.last_sequence, batch=id, count=len(messages))
 
@@ -197,7 +198,7 @@ def _with_commit(message: Incoming) -> Incoming:
 
 
 def without_level(message: Incoming) -> Incoming:
-    """A message as a batch stores it: the header that was only about the server is gone."""
+    """A message as a batch stores it: without the header that only concerns the server."""
     if checks.REQUIRED_API_LEVEL not in message.fields:
         return message
     pairs = [pair for pair in Headers(message.headers).multi_items() if pair[0] != checks.REQUIRED_API_LEVEL]

@@ -1,4 +1,4 @@
-"""What headers a publish may be refused for, in the order in which the server looks.
+"""The headers for which a publish may be refused, in the server's order of checks.
 
 There are two orders, and a message that breaks two rules shows which one it met. A plain publish to an unreplicated
 stream is checked while it is stored: the subject's sequence before the stream's, both before the message id, a rollup
@@ -45,10 +45,10 @@ _EXPECTED_SUBJECT = "Nats-Expected-Last-Subject-Sequence-Subject"
 _TTL = "Nats-TTL"
 _INCREMENT = "Nats-Incr"
 
-# Longer ones are no numbers to the server, which reads them into 64 bits.
+# Longer texts are not numbers for the server, which reads 64 bits.
 _MAX_DIGITS = 19
 
-# What nats-server 2.15 says of itself.
+# The level that nats-server 2.15 reports.
 _API_LEVEL = 5
 
 IN_PROCESS = ApiError(409, Code.DUPLICATE_IN_PROCESS, "duplicate message id is in process")
@@ -70,7 +70,7 @@ _is_ttl = re.compile(r"never|0*[1-9]\d*|(?=.*[1-9])(?:\d+h)?(?:\d+m)?(?:\d+s)?")
 
 @dataclass(slots=True)
 class Staged:
-    """What a batch has written and compared so far, none of it stored yet."""
+    """The messages and comparisons of a batch so far, none of them stored yet."""
 
     of_subject: dict[str, int] = field(default_factory=dict)
     expected: dict[str, int] = field(default_factory=dict)
@@ -85,7 +85,8 @@ def is_level_supported(fields: dict[str, str]) -> bool:
 
 
 def refuse_plain(store: Store, message: Incoming, now: float) -> ApiError | int:
-    """Why a plain publish to an unreplicated stream is refused, the sequence it is a duplicate of, or 0."""
+    """An error if a plain publish to an unreplicated stream is refused, its original's sequence if a duplicate, or
+    0."""
     fields = message.fields
     if fields:
         if (stream := fields.get(_EXPECTED_STREAM)) and stream != store.config.name:
@@ -118,14 +119,15 @@ def refuse_plain(store: Store, message: Incoming, now: float) -> ApiError | int:
 
 
 def refuse_proposal(store: Store, message: Incoming, staged: Staged, now: float) -> ApiError | int:
-    """Why the next message of a batch is refused, the sequence it is a duplicate of, or 0 and it is staged.
+    """An error if the next message of a batch is refused, its original's sequence if a duplicate, or 0 once it is
+    staged.
 
     A duplicate of a message that is not stored yet (of the same batch, or proposed by a leader that is cut off) has no
     sequence, and gives -1.
 
-    The stream's sequence may be compared with a wrong one. The server counts up what it proposes, and does not take
-    back what an atomic batch had counted before it was refused; until as many messages are stored, or the next atomic
-    batch is committed, fast ingest is measured by that. Measured on 2.15.1.
+    The stream's sequence may be compared with a wrong one. The server counts proposals, and does not subtract those of
+    an atomic batch that was refused; until as many messages are stored, or the next atomic batch is committed, fast
+    ingest is compared with that count. Measured on 2.15.1.
     """
     fields, subject = message.fields, message.subject
     if fields:
@@ -159,7 +161,8 @@ def refuse_proposal(store: Store, message: Incoming, staged: Staged, now: float)
 
 
 def refuse_last_id(store: Store, fields: dict[str, str]) -> ApiError | None:
-    """Compared when a message is stored, in either order; in a batch that is too late to do it well."""
+    """Compare the last message id, which the server does while it stores; in a batch that is too late to be
+    reported."""
     if (wanted := fields.get(EXPECTED_LAST_MSG_ID)) and wanted != store.last_id:
         return ApiError(400, Code.WRONG_LAST_MESSAGE_ID, f"wrong last msg ID: {store.last_id}")
     return None
@@ -168,8 +171,8 @@ def refuse_last_id(store: Store, fields: dict[str, str]) -> ApiError | None:
 def _refuse_sequence(store: Store, fields: dict[str, str], staged: Staged) -> ApiError | None:
     if not (wanted := fields.get(_EXPECTED_SEQUENCE)):
         return None
-    # Only the first message of a batch may ask. The sequence named in the refusal of a later one counts the batch's own
-    # messages, though none is stored.
+    # Only the first message of a batch may have this condition. The refusal of a later one names a sequence that
+    # includes the batch's own messages, though none is stored.
     running = max(store.last_sequence + store.proposed_messages, store.proposed_sequence) + staged.count
     if running != number(wanted):
         return _wrong_sequence(running)
@@ -181,7 +184,7 @@ def _refuse_subject_sequence(store: Store, message: Incoming, staged: Staged) ->
     if not (wanted := message.fields.get(_EXPECTED_SUBJECT_SEQUENCE)):
         return _SUBJECT_WITHOUT_SEQUENCE if other else None
     subject = other or message.subject
-    # By name: a wildcard that covers what the batch wrote is compared with the stream as it was, and may pass.
+    # Compared by name: a wildcard that covers the batch's messages is compared with the stream before, and may pass.
     if subject in staged.of_subject:
         return _WRONG_SEQUENCE_SOMEHOW
     found = staged.expected.get(subject)
@@ -213,5 +216,5 @@ def _wrong_sequence(found: int) -> ApiError:
 
 
 def number(text: str) -> int | None:
-    """A sequence as the server reads it: digits only, leading zeros included; None for all else."""
+    """A sequence as the server reads it: digits only, leading zeros included; None for other texts."""
     return int(text) if text.isdigit() and text.isascii() and len(text) <= _MAX_DIGITS else None

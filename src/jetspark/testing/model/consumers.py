@@ -1,7 +1,7 @@
-"""Pull consumers: who waits for messages, which were delivered, and when they come again. Pure; time is an argument.
+"""Pull consumers: waiting requests, deliveries, and redeliveries. Pure; time is an argument.
 
-A consumer walks its stream once, from ``next_sequence`` on; what has to come again waits in ``redeliveries``, which go
-first. Every delivery takes a number (the consumer sequence), a redelivery too::
+A consumer walks its stream once, from ``next_sequence`` on; redeliveries wait in ``redeliveries``, and are sent first.
+Every delivery has a number (the consumer sequence), a redelivery too::
 
     new ──deliver──> pending ──ack, term──> done
                        │  ^
@@ -9,19 +9,19 @@ first. Every delivery takes a number (the consumer sequence), a redelivery too::
                        v  │
                    redeliveries ── max_deliver reached ──> given up: not pending any more, and never acked
 
-Requests take turns, a message each, beginning with the oldest. One without ``no_wait`` stays until it has its batch or
-expires; one with it stays as long as there is something to send.
+Requests are served in turn, one message each, beginning with the oldest. One without ``no_wait`` stays until it has its
+batch or expires; one with it stays as long as there are messages to send.
 
-As nats-server 2.15.1 does it, and other than one may expect:
+Some behaviour of nats-server 2.15.1 may be unexpected:
 
-- ``max_ack_pending`` holds back new messages only, never redeliveries; a nak with a delay keeps its place in it. A
-  request with ``no_wait`` that meets it is not ended before any request expires or has a heartbeat.
-- ``max_deliver`` is looked at when a message is about to be delivered once more, so one that is used up stays pending
-  until somebody pulls. Only where it is 1, the end of the ``ack_wait`` is the end.
-- After an expired ``ack_wait`` redeliveries go by sequence; a nak goes to the end of those that wait.
-- A request that waits while its consumer is paused is served when the pause runs out. When somebody ends the pause, it
-  is not, before something else happens: a publish, another request, an answer.
-- The time of a delivery counts from the last one, ``in_progress`` included; with ``backoff`` each delivery has its own.
+- ``max_ack_pending`` holds back only new messages, not redeliveries; a message with a delayed nak still counts in it. A
+  request with ``no_wait`` that meets the limit is not ended before any request expires or has a heartbeat.
+- ``max_deliver`` is checked at the next delivery, so a message that has used it up stays pending until the next pull.
+Only with a limit of 1 the end of the ``ack_wait`` ends it.
+- After an expired ``ack_wait`` redeliveries are sent by sequence; a message with a nak is queued behind the others.
+- A request that waits during a pause is served when the pause expires. If a client ends the pause, the request is
+served only after another event: a publish, another request, an answer.
+- The time of a delivery counts from its last one or ``in_progress``; with ``backoff`` each delivery has its own time.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ __all__ = ["ModelConsumer", "PullRequest", "check_consumer"]
 DEFAULT_ACK_WAIT_S = 30.0
 DEFAULT_MAX_ACK_PENDING = 1000
 DEFAULT_MAX_WAITING = 512
-# Of a consumer without a durable name, after which it goes when nobody asks.
+# Default idle time after which a consumer without a durable name is deleted.
 DEFAULT_INACTIVE_S = 5.0
-# Deadlines that are closer together than this end in one look at them.
+# Deadlines that are closer together than this are handled together.
 TIMER_S = 0.01
 
 _NOT_MODELLED = (
@@ -89,15 +89,15 @@ class _Pending:
     """A message that was delivered and not acknowledged."""
 
     consumer_sequence: int
-    """Of its first delivery."""
+    """The consumer sequence of its first delivery."""
     since: float
-    """Its last delivery or ``in_progress``; after a nak with a delay, ``ack_wait`` before its end."""
+    """The time of its last delivery or ``in_progress``; with a delayed nak, ``ack_wait`` before the delay's end."""
 
 
 def check_consumer(config: ConsumerConfig) -> None:
     """
     Raises:
-        ConfigError: It has something the model does not know.
+        ConfigError: The model does not support one of its fields.
     """
     if named := [name for name in _NOT_MODELLED if getattr(config, name)]:
         raise ConfigError(f"{', '.join(named)}: the model does not know these; use a real server")
@@ -115,12 +115,12 @@ class ModelConsumer:
     """One pull consumer of a stream.
 
     Args:
-        name: Given, or made up by the server.
-        config: As its owner described it, with the server's defaults filled in.
+        name: Given by the client, or generated.
+        config: The client's configuration, with the server's defaults filled in.
         store: The messages of its stream.
         created_at: The time.
-        has_interest: Whether anybody listens to a request's inbox; a request of nobody is dropped.
-        new_pin: Makes up a pin id.
+        has_interest: True if a subject has a subscriber; a request without one on its inbox is dropped.
+        new_pin: Generates a pin id.
     """
 
     def __init__(
@@ -139,30 +139,30 @@ class ModelConsumer:
         self._store, self._has_interest, self._new_pin = store, has_interest, new_pin
         self.waiting: deque[PullRequest] = deque()
         self.has_news = False
-        """A message was stored that it wants; any other one wakes no request."""
+        """A message that it wants was stored; other messages do not wake its requests."""
         self.pending: dict[int, _Pending] = {}
         self.deliveries: dict[int, int] = {}
-        """How often a message was delivered again."""
+        """Number of redeliveries of each message."""
         self.redeliveries: deque[int] = deque()
         self.consumer_sequence = 1
-        """Of the next delivery."""
+        """The consumer sequence of the next delivery."""
         self.last_delivered_at: float | None = None
         self.last_acked_at: float | None = None
         self.last_used_at = created_at
         self.pin_id = ""
         self._pin_until = 0.0
         self._last_of_subject: set[int] = set()
-        """Of a consumer by last-per-subject: what it begins with."""
+        """For last-per-subject: the sequences of its first part."""
         self._skip_to = 0
         self._scanned = 0
         self._advisories = 0
-        """No message before this sequence is wanted; the server knows, and does not show it in ``delivered``."""
+        """No message before this sequence is wanted; the server does not show this in ``delivered``."""
         self._configure()
         self.next_sequence = self._first_sequence()
-        """Of the stream: the next new message has it or a later one."""
+        """A lower bound of the stream sequence of the next new message."""
         self.num_pending = self._count_pending()
         self.ack_floor = (0, self.next_sequence - 1)
-        """Consumer and stream sequence up to which everything is acknowledged."""
+        """Consumer and stream sequence up to which all messages are acknowledged."""
 
     # ---- configuration -----------------------------------------------------------------------------------------
 
@@ -180,7 +180,7 @@ class ModelConsumer:
         self.paused_until = config.pause_until.timestamp() if config.pause_until is not None else 0.0
 
     def update(self, config: ConsumerConfig) -> None:
-        """Take over a new description; what was delivered stays delivered."""
+        """Replace the configuration; deliveries so far stay valid."""
         check_consumer(config)
         self.config = config
         self._configure()
@@ -226,13 +226,13 @@ class ModelConsumer:
             if self._wants(message):
                 self.num_pending -= 1
         elif (known := self.pending.get(message.sequence)) is not None:
-            # What is gone counts as acknowledged, and with ``all`` everything before it too.
+            # A deleted message counts as acknowledged, and with ``all`` everything before it too.
             self._acknowledge(message.sequence, known.consumer_sequence, self.last_used_at)
         else:
-            self.deliveries.pop(message.sequence, None)  # of one that was given up after max_deliver
+            self.deliveries.pop(message.sequence, None)  # of a message given up after max_deliver
 
     def on_purged(self) -> None:
-        """The stream was emptied: what comes next is the first that is stored from now on."""
+        """Continue with the next stored message, after the stream was emptied."""
         first = self._store.last_sequence + 1
         self.next_sequence = max(self.next_sequence, first)
         self.redeliveries.clear()
@@ -245,7 +245,7 @@ class ModelConsumer:
     # ---- requests ----------------------------------------------------------------------------------------------
 
     def request(self, data: bytes, reply: str, now: float) -> list[Delivery]:
-        """A pull request comes in."""
+        """Handle a pull request."""
         self.last_used_at = now
         try:
             wanted = _read_request(data, reply, now)
@@ -256,7 +256,7 @@ class ModelConsumer:
             return [_status(reply, *refusal)]
         said = self._expire_requests(now)
         if len(self.waiting) >= self._max_waiting:
-            # With heartbeats the client notices by itself, and is told nothing.
+            # With heartbeats the client notices it by itself, and gets no answer.
             return said if wanted.heartbeat_s else [*said, _status(reply, 409, "Exceeded MaxWaiting")]
         if wanted.is_no_wait:
             there = 0 if now < self.paused_until else self.num_pending + len(self.redeliveries)
@@ -288,12 +288,12 @@ class ModelConsumer:
         return None
 
     def forget_requests(self) -> None:
-        """The server that held them has gone."""
+        """Drop all requests, because the server that held them has gone."""
         self.waiting.clear()
         self.redeliveries.clear()
 
     def end_requests(self, description: str) -> list[Delivery]:
-        """Nobody serves them any more."""
+        """End all requests with a 409, because they will not be served any more."""
         ended = [_status(each.reply, 409, description) for each in self.waiting]
         self.waiting.clear()
         return ended
@@ -308,7 +308,7 @@ class ModelConsumer:
     # ---- delivering --------------------------------------------------------------------------------------------
 
     def serve(self, now: float) -> list[Delivery]:
-        """Deliver what there is to those who wait."""
+        """Deliver messages to the waiting requests."""
         said: list[Delivery] = []
         if now < self.paused_until:
             return said
@@ -318,14 +318,14 @@ class ModelConsumer:
                 break
             message = self._next_message(said, now)
             if message is None:
-                # There is nothing more, or nothing that may be sent.
+                # No message is left, or none may be sent.
                 said += [] if self._is_blocked() else self._end_no_wait_requests()
                 break
             said += self._deliver(request, message, now)
         return said
 
     def _next_request(self) -> PullRequest | None:
-        """The request that is served next; those whose client is gone are dropped."""
+        """The request to serve next; requests of clients that have gone are dropped."""
         while self.waiting and not self._has_interest(self.waiting[0].reply):
             self.waiting.popleft()
         if self.config.priority_policy != "pinned_client":
@@ -357,7 +357,7 @@ class ModelConsumer:
         return None
 
     def _give_up(self, sequence: int, count: int, now: float) -> list[Delivery]:
-        """Deliver a message no more; told once, whatever is done to ``max_deliver`` later."""
+        """Stop delivering a message; the advisory is sent once, whatever ``max_deliver`` is later."""
         self.pending.pop(sequence)
         self.deliveries[sequence] = count
         if count != self._max_deliver:
@@ -365,11 +365,11 @@ class ModelConsumer:
         return [self._advise("MAX_DELIVERIES", "max_deliver", now, stream_seq=sequence, deliveries=count)]
 
     def _is_blocked(self) -> bool:
-        """Looked at before the stream is: even where there is nothing to hold back."""
+        """True at the ``max_ack_pending`` limit; checked before the stream, even if it has no message to hold back."""
         return bool(self._max_ack_pending) and len(self.pending) >= self._max_ack_pending
 
     def _end_no_wait_requests(self) -> list[Delivery]:
-        """A request that does not wait is over, unless it has got nothing and may still."""
+        """End requests that do not wait, except those without a message that may still get one."""
         ended = [each for each in self.waiting if each.is_no_wait and (each.delivered or each.expires_at is None)]
         for each in ended:
             self.waiting.remove(each)
@@ -408,7 +408,7 @@ class ModelConsumer:
             if request.max_bytes:
                 said.append(_status(request.reply, 409, "Batch Completed", request))
         else:
-            # The next message goes to the next request, and this one queues up again.
+            # The next message is for the next request; this one queues up again.
             self.waiting.remove(request)
             self.waiting.append(request)
         return said
@@ -439,7 +439,7 @@ class ModelConsumer:
     # ---- acknowledging -----------------------------------------------------------------------------------------
 
     def ack(self, tokens: list[str], data: bytes, reply: str | None, now: float) -> list[Delivery]:
-        """An answer to a delivery; ``tokens`` are those of its subject after the consumer's name."""
+        """Handle an answer to a delivery; ``tokens`` are the tokens of its subject after the consumer's name."""
         if not self.has_acks:
             subject = ".".join(["$JS.ACK", self.stream, self.name, *tokens])
             return [replies.no_responders(subject, reply)] if reply else []
@@ -448,8 +448,8 @@ class ModelConsumer:
         word, _, rest = data.partition(b" ")
         answer = [Delivery(reply, b"")] if reply else []
         said: list[Delivery] = []
-        # Requests that wait are looked at when something has changed. An answer to what is settled changes nothing, and
-        # after a nak with a delay there is nothing before its end.
+        # Waiting requests are checked after a change. An answer to an acknowledged message changes nothing, and after a
+        # delayed nak no message is ready before the delay's end.
         has_changed = False
         if data in (b"", b"+ACK", b"+OK"):
             has_changed = self._acknowledge(sequence, consumer_sequence, now)
@@ -478,9 +478,9 @@ class ModelConsumer:
             self.ack_floor = (consumer_sequence, sequence)
         else:
             if sequence not in self.pending:
-                self.deliveries.pop(sequence, None)  # of one that was given up after max_deliver
+                self.deliveries.pop(sequence, None)  # of a message given up after max_deliver
                 return False
-            self._settle(sequence)
+            self._drop_acknowledged(sequence)
         self.last_acked_at = now
         return True
 
@@ -488,8 +488,8 @@ class ModelConsumer:
         self.deliveries.pop(sequence, None)
         return self.pending.pop(sequence)
 
-    def _settle(self, sequence: int) -> None:
-        """Forget a message, and move the floor up to the oldest that is not acknowledged."""
+    def _drop_acknowledged(self, sequence: int) -> None:
+        """Drop a message, and move the floor up to the oldest unacknowledged one."""
         known = self._drop(sequence)
         if not self.pending:
             self.ack_floor = (self.consumer_sequence - 1, self.next_sequence - 1)
@@ -506,7 +506,7 @@ class ModelConsumer:
             return []
         delay_s = _delay_in(rest)
         if delay_s:
-            # The last word counts: one that is queued after an earlier nak or an expired ack_wait waits again.
+            # The latest nak counts: a message queued after an earlier nak or an expired ack_wait waits again.
             if sequence in self.redeliveries:
                 self.redeliveries.remove(sequence)
             known.since = now + delay_s - self._wait_of(sequence)
@@ -518,7 +518,7 @@ class ModelConsumer:
     # ---- time --------------------------------------------------------------------------------------------------
 
     def _wait_of(self, sequence: int) -> float:
-        """How long a delivery may take before it comes again."""
+        """Seconds from a delivery to its redelivery."""
         if not self._backoff:
             return self._ack_wait_s
         return self._backoff[min(self.deliveries.get(sequence, 0), len(self._backoff) - 1)]
@@ -537,7 +537,7 @@ class ModelConsumer:
         return min(times, default=None)
 
     def inactive_at(self) -> float | None:
-        """When the server deletes it, if nobody asks any more."""
+        """When the server deletes it, if it stays unused; None while requests wait."""
         threshold_s = self.config.inactive_threshold_s
         if self.config.durable_name is None and not threshold_s:
             threshold_s = DEFAULT_INACTIVE_S
@@ -548,7 +548,7 @@ class ModelConsumer:
         said: list[Delivery] = []
         is_awake = bool(late)
         for sequence in late:
-            # Counted as the server does here: a second delivery is the first one.
+            # As the server counts here: a second delivery counts as the first.
             count = max(self.deliveries.get(sequence, 0), 1)
             if self._max_deliver and count >= self._max_deliver:
                 said += self._give_up(sequence, count, now)
@@ -560,7 +560,7 @@ class ModelConsumer:
         if 0.0 < self.paused_until <= now:
             self.paused_until = 0.0
             is_awake = True
-        # Only then: requests that find nothing are not looked at again before there may be something.
+        # Requests without a message are not checked again before a message may be ready.
         if is_awake:
             said += self.serve(now)
         expired = self._expire_requests(now)
@@ -574,7 +574,9 @@ class ModelConsumer:
         return said
 
     def _expired(self, now: float) -> list[int]:
-        """What comes again, the longest overdue first; by sequence what the server's timer finds at once."""
+        """The messages to redeliver, the longest overdue first; by sequence within the range of one timer of the
+        server.
+        finds."""
         queued = set(self.redeliveries)
         waits = ((each.since + self._wait_of(key), key) for key, each in self.pending.items() if key not in queued)
         due = sorted(each for each in waits if each[0] <= now)
@@ -596,12 +598,12 @@ class ModelConsumer:
     # ---- control -----------------------------------------------------------------------------------------------
 
     def pause(self, until: datetime.datetime | None) -> None:
-        """Deliver nothing until then; None ends a pause, and wakes no request."""
+        """Deliver nothing until then; None ends a pause, without serving requests."""
         self.config = dataclasses.replace(self.config, pause_until=until)
         self.paused_until = 0.0 if until is None else until.timestamp()
 
     def reset(self, sequence: int | None, now: float) -> tuple[int, list[Delivery]]:
-        """Begin anew behind the acknowledged ones, or at a sequence; returns where, and what is delivered."""
+        """Restart behind the acknowledged messages, or at a sequence; returns the sequence, and the deliveries."""
         first = self.ack_floor[1] + 1 if sequence is None else sequence
         self.pending.clear()
         self.deliveries.clear()
@@ -615,7 +617,7 @@ class ModelConsumer:
     def unpin(self) -> None:
         self.pin_id = ""
 
-    # ---- what it says of itself --------------------------------------------------------------------------------
+    # ---- consumer info -------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
         delivered: dict[str, Any] = {"consumer_seq": self.consumer_sequence - 1, "stream_seq": self.next_sequence - 1}
@@ -628,7 +630,7 @@ class ModelConsumer:
             "delivered": delivered,
             "ack_floor": floor,
             "num_ack_pending": len(self.pending),
-            # Where nothing is delivered again, the server does not show what was given up.
+            # With a limit of one delivery the server does not count messages that it gave up.
             "num_redelivered": 0 if self._max_deliver == 1 else len(self.deliveries),
             "num_waiting": len(self.waiting),
             "num_pending": self.num_pending,
@@ -653,7 +655,7 @@ class ModelConsumer:
 def _read_request(data: bytes, reply: str, now: float) -> PullRequest:
     """
     Raises:
-        ValueError: It is no pull request; the words are the server's.
+        ValueError: It is not a pull request; the text is the server's.
     """
     text = data.decode("utf-8", "replace").strip()
     fields: dict[str, Any] = {}
@@ -685,7 +687,7 @@ def _read_request(data: bytes, reply: str, now: float) -> PullRequest:
 
 
 def _delay_in(rest: bytes) -> float:
-    """The seconds of a nak's delay: a number of nanoseconds, or an object that has one."""
+    """The delay of a nak in seconds: a number of nanoseconds, or an object that contains it."""
     text = rest.strip()
     if not text:
         return 0.0

@@ -1,6 +1,6 @@
 """Fast ingest: one open batch per publisher, stored as it comes, acknowledged after a number of messages.
 
-Everything a message has to say about its batch is in its reply subject, read from the right::
+A message's reply subject has all facts about its batch, read from the right::
 
     <prefix>.<id>.<flow>.<ok|fail>.<sequence>.<operation>.$FI
 
@@ -11,23 +11,23 @@ Everything a message has to say about its batch is in its reply subject, read fr
                                 │ ──2 commit, 3 end of batch──────────────────────> pub ack
                                 │ ──a gap or an error in mode fail; anywhere a sequence again──> pub ack of the prefix
                                 │ ──silence──> gone without a word
-                                └ ──the end waits for a message that will never be stored──> ENDING, for ever
+                                └ ──the end waits for a message that will never be stored──> ENDING, permanently
 
-ENDING is a fault of the server, and kept: a message that is refused at the last moment, while it is stored
+ENDING reproduces a fault of the server: a message that is refused at the last moment, while it is stored
 (``Nats-Expected-Last-Msg-Id``), counts as received but never as persisted; so does, for a gap that ends a batch, an
-error just before it. The batch then answers only pings, holds its place, and slows the others down.
+error just before it. The batch then answers only pings, stays open, and slows the others down.
 
-Flow. A batch that is alone starts at the flow it asks for, at most 500 messages for each ack; one that is not starts at
-1. With every ack the number doubles or halves towards its ceiling: the flow asked for, at most 500 divided by the
-number of open batches, at least 1. Idle batches and those of dead publishers count. Sequences of acks are what the
-previous ack announced, or a multiple of it, never the sequence in hand: 15 after 2, at 10 messages for each ack,
-is acknowledged as 10. Errors acknowledge nothing.
+Flow. The only open batch starts at its requested flow, at most 500 messages for each ack; a further batch starts at 1.
+With every ack the number doubles or halves towards its ceiling: the requested flow, at most 500 divided by the number
+of open batches, at least 1. Idle batches and those of dead publishers count. An ack has the sequence that the
+previous ack announced, or a multiple, never the sequence just received: 15 after 2, at 10 messages for each ack, is
+acknowledged as 10. Errors acknowledge nothing.
 
-A leader that is cut off from the other replicas stores nothing and acknowledges nothing new; but duplicates, of what is
-stored and of what it could only propose, it counts and acknowledges as ever.
+A leader that is cut off from the other replicas stores nothing and acknowledges nothing new; but it still counts and
+acknowledges duplicates, both of stored messages and of those it could only propose.
 
-On a replicated stream a new leader knows of a batch what was stored of it, and says so unasked. It does not know that a
-batch was ended by an end-of-batch marker or a gap: until the time is up, such a batch is open again.
+On a replicated stream a new leader knows the stored messages of a batch, and reports them unasked. It does not know
+that a batch was ended by an end-of-batch marker or a gap: until its timeout, such a batch is open again.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ __all__ = ["MAX_MESSAGES_PER_ACK", "SUFFIX", "FastIngest", "OpenFastBatch"]
 
 SUFFIX = ".$FI"
 
-# Of all batches of a stream together; the server's constant.
+# For all batches of a stream together; the server's constant.
 MAX_MESSAGES_PER_ACK = 500
 _DEFAULT_FLOW = 10
 _MAX_FLOW = 65535
@@ -59,30 +59,30 @@ _ID_INVALID = ApiError(400, Code.FAST_ID_INVALID, "batch publish ID is invalid")
 _UNKNOWN = ApiError(400, Code.FAST_UNKNOWN, "batch publish ID unknown")
 _TOO_MANY = ApiError(429, Code.FAST_TOO_MANY, "batch publish too many inflight")
 
-# Publishers come and go, and each has a prefix of its own.
+# Publishers come and go, and each has its own prefix.
 _MAX_HEADS = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class OpenFastBatch:
-    """An open batch, as a plot or a checker wants to see it."""
+    """An open batch, for plots and checkers."""
 
     id: str
     is_gap_ok: bool
     max_flow: int
-    """What the publisher asked for."""
+    """The flow that the publisher requested."""
     last_sequence: int
     """The highest batch sequence received, or reported as a gap."""
     acknowledged_sequence: int
-    """Of the last flow ack."""
+    """The sequence of the last flow ack."""
     messages_per_ack: int
     is_ending: bool
-    """It waits for a message that will never be stored."""
+    """True while it waits for a message that will never be stored."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Head:
-    """What all reply subjects of one batch begin with, read once."""
+    """The common beginning of all reply subjects of one batch, parsed once."""
 
     id: str
     flow: int
@@ -113,20 +113,21 @@ class _FastBatch:
         self.is_ending = False
         self.last = 0  # received
         self.persisted = 0  # stored, or known to need no storing
-        self.pending = 0  # how many passed every check that is made before storing, and were not stored
-        self.stream_sequence = 0  # of the newest that was stored
+        self.pending = 0  # messages that passed every check before storing, and were not stored
+        self.stream_sequence = 0  # of the newest stored message
         self.acked = 0
         self.next_ack = every
-        # What was stored since the last ack, as stream sequence, batch sequence and reply, after what was before it.
+        # The messages stored since the last ack, as stream sequence, batch sequence and reply, behind the one before.
         self.trail: list[tuple[int, int, str]] = [(0, 0, "")]
 
     @property
-    def is_settled(self) -> bool:
-        """Nothing is under way, as far as the server can tell."""
+    def is_all_stored(self) -> bool:
+        """True if no message is being stored, as far as the server can tell."""
         return not self.pending or self.persisted == self.last
 
     def resume(self, every: int) -> str:
-        """As a new leader finds it, who knows what was stored and no more; returns where to say so."""
+        """Continue under a new leader, which knows only the stored messages; returns the reply subject for its
+        report."""
         self.stream_sequence, self.last, reply = self.trail[-1]
         self.persisted = self.acked = self.last
         self.pending = 0
@@ -139,9 +140,9 @@ class FastIngest:
     """The open batches of one stream.
 
     Args:
-        store: Where their messages go.
-        limits: How many, how long.
-        total_open: How many batches all streams together have open.
+        store: The log for its messages.
+        limits: Their number and time.
+        total_open: Number of open batches of all streams together.
     """
 
     def __init__(self, store: Store, limits: BatchLimits, total_open: Callable[[], int]) -> None:
@@ -168,7 +169,7 @@ class FastIngest:
         return None if touched is None else touched + self._limits.timeout_s
 
     def expire(self, now: float) -> None:
-        """Give up what has had no message for too long."""
+        """Give up batches without a message for too long."""
         for batches in (self._open, self._ended):
             late = [id for id, each in batches.items() if each.touched + self._limits.timeout_s <= now]
             for id in late:
@@ -176,7 +177,7 @@ class FastIngest:
                     del batches[id]
 
     def receive(self, message: Incoming, reply: str, now: float) -> list[Delivery]:
-        """Take a message whose reply subject ends in ``.$FI``."""
+        """Process a message whose reply subject ends in ``.$FI``."""
         config = self._store.config
         if not config.allow_batched:
             return self._refuse(reply, _DISABLED)
@@ -214,14 +215,14 @@ class FastIngest:
                 return said
         if operation == _END:
             batch.last = sequence - 1
-            self._end(batch, reply, said, is_complete=batch.is_settled)
+            self._end(batch, reply, said, is_complete=batch.is_all_stored)
             return said
         batch.last = sequence
         self._put(batch, message, operation == _COMMIT, reply, now, said)
         return said
 
     def elect(self) -> list[Delivery]:
-        """A new leader: what it knows of each batch, told to the publisher unasked."""
+        """Report the state of each batch to its publisher, as a new leader does unasked."""
         for id, ended in self._ended.items():
             self._open.setdefault(id, ended)
         self._ended.clear()
@@ -229,7 +230,7 @@ class FastIngest:
             while batch.trail[-1][0] > self._store.last_sequence:
                 batch.trail.pop()
             if not batch.trail[-1][0]:
-                # Nothing of it was replicated, so nobody has heard of it.
+                # None of its messages was replicated, so the new leader does not know it.
                 del self._open[batch.id]
         said = []
         for batch in self._open.values():
@@ -252,14 +253,14 @@ class FastIngest:
                 self._skip(batch, found, is_commit, reply, said)
                 return
         if fields and (late := checks.refuse_last_id(store, fields)) is not None:
-            # Too late to be an "err": the batch goes on as if the message were under way.
+            # Too late to be an "err": the batch continues as if the message were being stored.
             said += self._refuse(reply, late)
             store.is_halted = store.is_replicated
             batch.pending += 1
             batch.is_ending = is_commit
             return
         if store.is_cut_off:
-            # Proposed, and waiting for a majority that never hears of it.
+            # Proposed, and waiting for a majority that the leader does not reach.
             store.propose([fields.get(checks.MSG_ID, "")])
             batch.pending += 1
             batch.is_ending = is_commit
@@ -278,7 +279,7 @@ class FastIngest:
             self._ack(batch, reply, said)
 
     def _err(self, batch: _FastBatch, error: ApiError, is_commit: bool, reply: str, said: list[Delivery]) -> None:
-        """A message that broke a rule. In mode ok its sequence is used up, in mode fail it was never there."""
+        """Refuse a message. In mode ok its sequence is used up, in mode fail it is still free."""
         sequence = batch.last
         if sequence == 1 and not batch.is_gap_ok:
             del self._open[batch.id]
@@ -287,16 +288,16 @@ class FastIngest:
         said.append(Delivery(reply, replies.flow_error(sequence, error)))
         if is_commit:
             batch.last = sequence - 1
-            self._end(batch, reply, said, is_complete=batch.is_settled)
+            self._end(batch, reply, said, is_complete=batch.is_all_stored)
         elif not batch.is_gap_ok:
             batch.last = sequence - 1
             self._end(batch, reply, said, is_complete=batch.persisted == batch.last)
 
     def _skip(self, batch: _FastBatch, earlier: int, is_commit: bool, reply: str, said: list[Delivery]) -> None:
-        """A duplicate: nothing is stored, and nothing said; it counts like any other message.
+        """Skip a duplicate: it is neither stored nor reported, and counts like any other message.
 
-        So does one of a message that was only proposed. A leader that is cut off acknowledges those, and after the next
-        election they are gone: measured on 2.15.1.
+        So does a duplicate of a message that was only proposed. A leader that is cut off acknowledges it, and after the
+        next election the message is gone: measured on 2.15.1.
         """
         self._store.promise(earlier)
         if self._pass_over(batch):
@@ -312,14 +313,14 @@ class FastIngest:
             data = replies.pub_ack(name, earlier, is_duplicate=True, batch=batch.id, count=1)
             said.append(Delivery(reply, data))
         else:
-            self._end(batch, reply, said, is_complete=batch.is_settled)
+            self._end(batch, reply, said, is_complete=batch.is_all_stored)
 
     def _ping(self, batch: _FastBatch, sequence: int, reply: str, said: list[Delivery]) -> None:
         if sequence > batch.last:
-            # As if the message after the ping had come.
+            # As if the message after the ping had arrived.
             said.append(Delivery(reply, replies.flow_gap(batch.last + 1, sequence + 1)))
             if batch.is_gap_ok:
-                # What is lost counts like what is stored, for the acks too.
+                # A lost message counts like a stored one, for the acks too.
                 batch.last = sequence
                 if self._pass_over(batch):
                     self._ack(batch, reply, said)
@@ -331,7 +332,7 @@ class FastIngest:
         said.append(Delivery(reply, replies.flow_ack(batch.acked, batch.every)))
 
     def _pass_over(self, batch: _FastBatch) -> bool:
-        """The last sequence needs no storing, provided nothing is under way; whether an ack is due."""
+        """Count the last sequence as persisted, if no message is being stored; True if an ack is due."""
         if batch.pending:
             return False
         batch.persisted = batch.last
@@ -375,13 +376,13 @@ class FastIngest:
         said.append(Delivery(reply, replies.flow_ack(batch.acked, batch.every)))
 
     def _acknowledge(self, batch: _FastBatch) -> None:
-        # By the newest message of the batch, which the ack may fall short of: better to keep one too many.
+        # Up to the newest message of the batch, which may be above the ack: keeping one too many is harmless.
         self._store.promise(batch.stream_sequence)
         if self._store.is_replicated:
             del batch.trail[:-1]
 
     def _end(self, batch: _FastBatch, reply: str, said: list[Delivery], *, is_complete: bool) -> None:
-        """Other than by a commit that was stored."""
+        """End a batch other than by a stored commit."""
         if not is_complete:
             batch.is_ending = True
             return
@@ -389,7 +390,7 @@ class FastIngest:
         self._close(batch, reply, said)
 
     def _forget(self, batch: _FastBatch) -> None:
-        # Here only: the other replicas hear of a batch's end by a commit that they store, and in no other way.
+        # On this server only: the other replicas learn of a batch's end only by a commit that they store.
         del self._open[batch.id]
         if self._store.is_replicated:
             self._ended[batch.id] = batch
@@ -420,7 +421,7 @@ class FastIngest:
 
 
 def _is_possible(operation: int, sequence: int) -> bool:
-    """Only a start and a commit may come first, and a start may not come later."""
+    """True if the operation is allowed at this sequence: a start only at 1, an append or end only later."""
     if operation == _START:
         return sequence == 1
     if operation in (_APPEND, _END):

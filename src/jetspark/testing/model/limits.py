@@ -1,4 +1,4 @@
-"""How many batches the model holds open, and for how long."""
+"""Limits on the number and duration of the model's open batches."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ __all__ = ["BatchLimits"]
 class BatchLimits:
     """The defaults of nats-server 2.15, whose configuration calls them ``jetstream{limits{batch{...}}}``.
 
-    Its ``max_inflight_per_stream`` and ``max_inflight_total`` set the limits of both kinds at once, each kind being
-    counted for itself; the defaults of the two kinds differ, hence four fields.
+    Its ``max_inflight_per_stream`` and ``max_inflight_total`` set the limits of both kinds at once, and each kind is
+    counted separately; the defaults of the two kinds differ, hence four fields.
     """
 
     max_inflight_per_stream: int = 50
@@ -25,7 +25,7 @@ class BatchLimits:
     max_fast_inflight_per_stream: int = 1000
     max_fast_inflight_total: int = 50_000
     max_messages: int = 1000
-    """Of one atomic batch. An end-of-batch marker is not counted; fast batches have no end."""
+    """Messages of one atomic batch. An end-of-batch marker is not counted; fast batches have no such limit."""
     timeout_s: float = 10.0
     """Without a message for this long, a batch of either kind is given up."""
 

@@ -1,8 +1,8 @@
-"""Everything the server says to a publisher, to the byte.
+"""All answers of the server to a publisher, byte for byte.
 
 Four kinds of JSON and two of status lines: the pub ack (with ``batch`` and ``count`` where it ends a batch), the error
 in the shape of a pub ack, fast ingest's ``ack``, ``gap`` and ``err``, the advisory about an abandoned batch, and the
-headers-only 503 of a subject nobody listens to. The server writes most of them by hand rather than with a JSON
+headers-only 503 of a subject without subscribers. The server writes most of them by hand rather than with a JSON
 library, which is why there is a blank in ``"duplicate": true`` and why batch ids are quoted the way Go quotes.
 """
 
@@ -54,16 +54,16 @@ class Delivery:
     data: bytes
     headers: Headers | None = None
     status: Status | None = None
-    """What the first line of the header block says, as in ``CoreMessage.status``."""
+    """The status in the first line of the header block, as in ``CoreMessage.status``."""
     shown_subject: str = ""
-    """Of a consumer's message: the one it was stored with, by which it is not routed. Empty where it is the same."""
+    """The stored subject of a consumer's message, which is routed by ``subject``. Empty if both are the same."""
     reply: str = ""
-    """Where the receiver is to answer."""
+    """The subject for the receiver's answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class ApiError:
-    """A refusal, and how it reads."""
+    """A refusal, with its numbers and text."""
 
     code: int
     err_code: int
@@ -81,7 +81,7 @@ def pub_ack(stream: str, sequence: int, *, is_duplicate: bool = False, batch: st
 
 
 def error_ack(stream: str, error: ApiError) -> bytes:
-    # Without a word about the batch it belongs to, if it does.
+    # The server does not name the batch here.
     return f'{{"error":{error.json},"stream":"{stream}","seq":0}}'.encode()
 
 
@@ -98,7 +98,7 @@ def flow_error(sequence: int, error: ApiError) -> bytes:
 
 
 def is_about_storing(said: Delivery) -> bool:
-    """Whether this says that something is stored, which takes a majority of the replicas to say."""
+    """True if the answer confirms a stored message, which needs a majority of the replicas."""
     is_flow = said.data.startswith(b'{"type":"ack"') and not said.data.startswith(b'{"type":"ack","seq":0,')
     return is_flow or said.data.startswith(b'{"stream"')
 
@@ -108,7 +108,7 @@ def no_responders(subject: str, reply: str) -> Delivery:
 
 
 def abandoned(stream: str, batch: str, reason: str, *, number: int, now: float) -> Delivery:
-    """The advisory that an atomic batch was given up. The server's ids are random; these are counted."""
+    """The advisory about an abandoned atomic batch. The server's ids are random; these are counted."""
     fields = {
         "type": "io.nats.jetstream.advisory.v1.stream_batch_abandoned",
         "id": f"{number:022d}",
@@ -126,7 +126,7 @@ def time_text(now: float) -> str:
 
 
 def go_duration(seconds: float) -> str:
-    """As Go writes it: ``1h0m5s``; whole seconds only."""
+    """A duration in Go's form, ``1h0m5s``; whole seconds only."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     if hours:
@@ -135,7 +135,7 @@ def go_duration(seconds: float) -> str:
 
 
 def _go_quoted(text: str) -> str:
-    # Not JSON: what is not printable becomes \x7f or \U0010fffd, which no JSON parser reads.
+    # Not JSON: an unprintable character becomes \x7f or \U0010fffd, which no JSON parser reads.
     if text.isprintable() and '"' not in text and "\\" not in text:
         return f'"{text}"'
     return f'"{"".join(map(_go_escaped, text))}"'

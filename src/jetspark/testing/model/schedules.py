@@ -1,11 +1,11 @@
-"""When a schedule fires: once, at an interval, or by cron. Pure, but for the time zones that the machine has installed.
+"""The times of a schedule: once, at an interval, or by cron. Pure, except for the machine's time zone files.
 
 Measured on nats-server 2.15.1: an interval counts from the nearest whole second, and cron from the next one; the time
-zone is looked at before anything else, and only cron may have one. Whether a day counts is decided as by cron: with
-both a day of the month and a day of the week, one of them is enough.
+zone is checked first, and only cron may have one. Days are matched as by cron: with both a day of the month and a day
+of the week, one of them is enough.
 
-The server looks for the next time unit by unit, in the clock of the time zone: what it finds near a change of that
-clock follows from its steps, so that the same steps are made here. Where midnight is skipped, it may miss that day.
+The server searches the next time unit by unit, in the clock of the time zone: near a change of that clock the result
+follows from its steps, so the model makes the same steps. If midnight is skipped, it may miss that day.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["due_text", "is_repeated", "is_zone", "next_due"]
 # A schedule for the past fires after the shortest step of the server's timer.
 _SHORTEST_STEP_S = 0.25
 _YEARS = 5
-"""How far the server looks for the next time of a cron schedule, which it refuses if there is none."""
+"""The server's search range for a cron schedule, in years; it refuses a schedule without a time in this range."""
 
 _WORDS = {
     "@yearly": "0 0 0 1 1 *",
@@ -52,7 +52,7 @@ _RANGES: tuple[tuple[int, int, dict[str, int]], ...] = (
     (1, 12, _MONTHS),
     (0, 6, _WEEKDAYS),
 )
-# The units in which the server looks for the next time, their first values, and the lengths of those that have one.
+# The units of the server's search, their first values, and the lengths of the units with a fixed length.
 _UNITS = ("month", "day", "hour", "minute", "second")
 _FIRST = {"month": 1, "day": 1, "hour": 0, "minute": 0, "second": 0}
 _LENGTHS_S = {"hour": 3600, "minute": 60, "second": 1}
@@ -65,11 +65,11 @@ _is_number = re.compile(r"\+?\d{1,9}", re.ASCII).fullmatch
 
 
 class _Values(NamedTuple):
-    """What one field of a cron schedule allows."""
+    """The allowed values of one field of a cron schedule."""
 
     allowed: frozenset[int]
     is_any: bool
-    """Whether it is written with a star."""
+    """True if it is written with a star."""
 
 
 class _Cron(NamedTuple):
@@ -90,10 +90,10 @@ class _Cron(NamedTuple):
 
 
 def is_zone(name: str) -> bool:
-    """Whether the machine knows a time zone, as far as the server would look for it."""
+    """True if the machine has this time zone, by the server's rules for its name."""
     try:
         _zone(name)
-    except (KeyError, ValueError, OSError):  # there is none, it is no path below the zones, it is a folder of them
+    except (KeyError, ValueError, OSError):  # it is missing, not a path below the zones, or a folder of zones
         return False
     return bool(name)
 
@@ -103,7 +103,7 @@ def is_repeated(pattern: str) -> bool:
 
 
 def next_due(pattern: str, zone: str | None, after: float) -> float | None:
-    """When a schedule fires the next time, None if it is none. ``zone`` is None or a time zone."""
+    """The next time of a schedule; None for an invalid one. ``zone`` is None or a time zone."""
     kind, _, text = pattern.partition(" ")
     if kind == "@at":
         return None if zone is not None else _moment(text, after)
@@ -115,7 +115,7 @@ def next_due(pattern: str, zone: str | None, after: float) -> float | None:
 
 
 def due_text(due: float, zone: str | None) -> str:
-    """A time as the server writes it, in the schedule's time zone."""
+    """A time in the server's form, in the schedule's time zone."""
     moment = datetime.datetime.fromtimestamp(due, _zone(zone or "UTC"))
     text = moment.isoformat()
     if moment.microsecond:
@@ -154,7 +154,7 @@ def _parsed(pattern: str) -> _Cron | None:
 
 def _field(text: str, low: int, high: int, names: dict[str, int]) -> _Values | None:
     ranges = [_range(each, low, high, names) for each in text.split(",") if each]
-    # A field of commas allows nothing. The server looks through five years of seconds before it refuses that.
+    # A field of commas allows no value. The server searches five years of seconds before it refuses it.
     if not ranges or None in ranges:
         return None
     found = [each for each in ranges if each is not None]
@@ -189,7 +189,7 @@ def _zone(name: str) -> ZoneInfo:
 
 
 def _instant(zone: ZoneInfo, *local: int) -> int:
-    """The time that a clock shows; one that it skips, or shows twice, as Go takes it."""
+    """The instant of a clock time; for a skipped or repeated time the one that Go chooses."""
     as_utc = calendar.timegm(local)
     return as_utc - _offset_s(zone, as_utc - _offset_s(zone, as_utc))
 
@@ -201,7 +201,7 @@ def _offset_s(zone: ZoneInfo, instant: int) -> int:
 
 
 def _next_match(cron: _Cron, zone: ZoneInfo, instant: int) -> float | None:
-    """The first time from ``instant`` on that a schedule allows, within the years that the server looks at."""
+    """The first time from ``instant`` on that a schedule allows, within the server's search range."""
     at = datetime.datetime.fromtimestamp(instant, zone)
     last_year, is_cut, level = at.year + _YEARS, False, 0
     while level < len(_UNITS):
@@ -209,7 +209,7 @@ def _next_match(cron: _Cron, zone: ZoneInfo, instant: int) -> float | None:
         if cron.allows(unit, at):
             level += 1
             continue
-        if not is_cut:  # once: after that the smaller units are at their beginning
+        if not is_cut:  # once: after that the smaller units are at their first values
             instant, is_cut = _begin(zone, unit, instant), True
         instant = _following(zone, unit, instant)
         at = datetime.datetime.fromtimestamp(instant, zone)

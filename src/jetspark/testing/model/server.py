@@ -1,14 +1,14 @@
-"""The model's face: streams by name, messages in, what the server says out.
+"""The public face of the model: streams by name, messages in, the server's messages out.
 
-Pure: no socket, clock, thread or randomness. Time is an argument, in seconds of any epoch, and never goes back; what
-falls due between two calls falls due in the next one, before anything else happens. So two models that are told the
-same say the same, and a simulation can try a thousand courses of events in the time of one real election.
+Pure: no socket, clock, thread or randomness. Time is an argument, in seconds of any epoch, and never decreases; events
+due between two calls happen in the next one, before anything else. So two models with the same calls give the same
+answers, and a simulation can try a thousand runs in the time of one real election.
 
-The model answers what nats-server 2.15.1 was measured to answer, byte for byte: where the design documents say
-otherwise, the server is right. What is not here is refused rather than ignored: mirrors, more than one source,
-counters, transforms of a stream's own subjects, retention by interest or as a work queue, push consumers. Nor is the
-server's impatience here: its inbound queue never overflows, and a replicated stream stores at once, so that replies
-come in the order of their causes.
+The model answers as nats-server 2.15.1 was measured to answer, byte for byte: where the design documents differ, the
+server is right. Unsupported features are refused rather than ignored: mirrors, more than one source, counters,
+transforms of a stream's own subjects, retention by interest or as a work queue, push consumers. The server's overload
+is not modelled either: its inbound queue never overflows, and a replicated stream stores at once, so that replies come
+in the order of their causes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from jetspark.testing.model.stream import ModelStream
 
 __all__ = ["ModelServer"]
 
-# Where subjects lead is remembered for this many of them.
+# Bound on cached routes from subjects to streams.
 _MAX_ROUTES = 65536
 
 _NOT_MODELLED = (
@@ -48,15 +48,15 @@ _NOT_MODELLED = (
 
 
 class ModelServer:
-    """A nats-server with JetStream, as far as publishing and pull consumers go.
+    """A nats-server with JetStream, limited to publishing and pull consumers.
 
-    ``publish`` and whatever else makes the server speak return what it says, in order, advisories included; who is
-    subscribed to what is the caller's business.
+    ``publish`` and all other calls return the server's messages, in order, advisories included; the caller routes them
+    to subscribers.
 
     Args:
-        limits: Of batches.
-        has_interest: Whether anybody is subscribed to a subject: a pull request whose inbox nobody listens to is
-            dropped. By default everybody listens.
+        limits: Limits of batches.
+        has_interest: True if a subject has a subscriber: a pull request without one on its inbox is dropped. By default
+            every subject has one.
     """
 
     def __init__(self, *, limits: BatchLimits | None = None, has_interest: Callable[[str], bool] | None = None) -> None:
@@ -69,17 +69,17 @@ class ModelServer:
         """By the name of the stream that is filled."""
         self._advisories = 0
         self._stores_advisories = False
-        # No batch and no election is due before; a lower bound, because deadlines of batches move on with each message.
+        # No batch and no election is due before; a lower bound, because each message moves the deadline of its batch.
         self._quiet_until = math.inf
 
     # Streams
 
     def create_stream(self, config: StreamConfig, *, now: float = 0.0) -> None:
-        """Create a stream; one that is there with the same configuration is left alone.
+        """Create a stream; an existing one with the same configuration stays as it is.
 
         Raises:
-            ServerError: As the server refuses it.
-            ConfigError: It has something the model does not know.
+            ServerError: The server's refusal.
+            ConfigError: The model does not support one of its fields.
         """
         own = [] if config.sources else [config.name]
         config = dataclasses.replace(config, subjects=list(config.subjects or own))
@@ -97,11 +97,11 @@ class ModelServer:
         )
         if copying is not None:
             self._copies[config.name] = copying
-            self._copy(now)  # nobody reads it yet
+            self._copy(now)  # its messages have no reader yet
         self._forget_routes()
 
     def update_stream(self, config: StreamConfig) -> None:
-        """Change a stream; what ``config`` does not mention stays as it is."""
+        """Change a stream; fields not set in ``config`` stay as they are."""
         stream = self.stream(config.name)
         mentioned = {
             each.name: value
@@ -114,7 +114,7 @@ class ModelServer:
         self._forget_routes()
 
     def delete_stream(self, name: str) -> list[Delivery]:
-        """Delete a stream; who waits for messages of its consumers is told."""
+        """Delete a stream; waiting requests of its consumers are ended."""
         stream = self.stream(name)
         said = [each for consumer in list(stream.consumers) for each in stream.remove_consumer(consumer)]
         del self._streams[name]
@@ -131,7 +131,7 @@ class ModelServer:
     def stream(self, name: str) -> ModelStream:
         """
         Raises:
-            StreamNotFound: There is no such stream.
+            StreamNotFound: The stream does not exist.
         """
         stream = self._streams.get(name)
         if stream is None:
@@ -143,15 +143,15 @@ class ModelServer:
         return None if found is None else found.consumers.get(name)
 
     def purge_stream(self, name: str) -> None:
-        """Remove every message. Sequences go on, message ids stay known, open batches stay open."""
+        """Remove every message. Sequences continue, message ids stay known, open batches stay open."""
         self.stream(name).purge()
 
     def messages(self, stream: str) -> Sequence[ModelMessage]:
-        """What is stored, oldest first."""
+        """All stored messages, oldest first."""
         return self.stream(stream).store.messages()
 
     def last_sequence(self, stream: str) -> int:
-        """Of the newest message there was."""
+        """The sequence of the newest message so far."""
         return self.stream(stream).store.last_sequence
 
     def leader(self, stream: str) -> int:
@@ -159,7 +159,7 @@ class ModelServer:
         return self.stream(stream).leader
 
     def flow(self, stream: str) -> Sequence[OpenFastBatch]:
-        """The open fast-ingest batches, oldest first, and how fast each may go."""
+        """The open fast-ingest batches, oldest first, with their present flow."""
         return self.stream(stream).fast.open_batches()
 
     # Publishing
@@ -167,11 +167,11 @@ class ModelServer:
     def publish(
         self, subject: str, data: bytes, *, reply: str | None = None, headers: HeadersLike | None = None, now: float
     ) -> list[Delivery]:
-        """A message comes in; returns what the server says to it, and to whatever fell due until ``now``."""
+        """Process a message; returns the server's messages for it, and for all events due until ``now``."""
         due = self.on_time(now) if now >= self._quiet_until else []
         if subject.startswith("$JS."):
             said = self._with_advisories(self._on_api(subject, data, reply, now), now)
-            self._look_ahead()
+            self._update_quiet_until()
             return due + said
         stream = self._routes.get(subject) or self._route(subject)
         if stream is None:
@@ -179,11 +179,11 @@ class ModelServer:
         said = self._with_advisories(stream.publish(subject, data, reply, headers, now), now)
         if self._copies and (copied := self._copy(now)):
             said = said + copied
-            self._look_ahead()
+            self._update_quiet_until()
         if self._quiet_until > now + self._limits.timeout_s:
             self._quiet_until = now + self._limits.timeout_s
         if stream.consumers or stream.ageing.next_deadline() is not None:
-            self._look_ahead()
+            self._update_quiet_until()
         if stream.store.apply_s and (answer_at := stream.next_answer_at()) is not None:
             self._quiet_until = min(self._quiet_until, answer_at)
         return due + said if due else said
@@ -198,15 +198,15 @@ class ModelServer:
     # Time
 
     def next_deadline(self) -> float | None:
-        """When ``on_time`` has something to do, None if nothing is open."""
+        """When ``on_time`` has to be called, None without an open batch or timer."""
         deadlines = (stream.next_deadline() for stream in self._streams.values())
         return min((each for each in deadlines if each is not None), default=None)
 
     def on_time(self, now: float) -> list[Delivery]:
-        """Let everything happen that falls due until ``now``, in the order of its times."""
+        """Process all events due until ``now``, in the order of their times."""
         said: list[Delivery] = []
         last = -math.inf
-        # A deadline that stays, as that of a stream without a leader does, is not waited for a second time.
+        # A deadline that stays, such as that of a stream without a leader, is not processed a second time.
         while (due := self.next_deadline()) is not None and last < due < now:
             said += self._on_moment(due)
             last = due
@@ -215,7 +215,7 @@ class ModelServer:
     def _on_moment(self, now: float) -> list[Delivery]:
         said = [each for stream in self._streams.values() for each in stream.on_time(now)]
         said = self._with_advisories(said + self._copy(now), now)
-        self._look_ahead()
+        self._update_quiet_until()
         return said
 
     # Misfortune
@@ -229,59 +229,59 @@ class ModelServer:
         is_silent: bool = False,
         elected_at: float | None = None,
     ) -> list[Delivery]:
-        """The leader of a replicated stream goes, and what it had not replicated with it.
+        """Remove the leader of a replicated stream, with its unreplicated messages.
 
         Args:
             stream: Its name.
             now: The time.
-            drop: How many of the newest messages vanish. Only those can that no ack of any kind has covered, and the
-                server never loses more; atomic batches count as covered once they are committed.
+            drop: Number of the newest messages to lose. Messages covered by an ack of any kind are kept, as the server
+                keeps them; atomic batches count as covered once they are committed.
             is_silent: Until there is another leader, publishes get no answer at all, not even a 503.
-            elected_at: When ``on_time`` will find another; without it, `elect_leader` says when.
+            elected_at: When ``on_time`` elects another leader; without it, `elect_leader` has to be called.
         """
         said = self.on_time(now)
         self.stream(stream).lose_leader(drop, is_silent=is_silent, elected_at=elected_at)
-        self._look_ahead()
+        self._update_quiet_until()
         return said
 
     def cut_off_leader(self, stream: str, now: float) -> list[Delivery]:
-        """The leader of a replicated stream reaches no majority any more, and does not know it.
+        """Cut the leader of a replicated stream off from the majority, without its noticing.
 
-        Until `lose_leader` or `elect_leader` it takes messages, stores none, acknowledges duplicates as ever; what it
-        took is gone then. It stages atomic batches and refuses them as ever; a commit gets no answer.
+        Until `lose_leader` or `elect_leader` it accepts messages, stores none, and still acknowledges duplicates; the
+        accepted messages are lost then. It stages and refuses atomic batches as before; a commit gets no answer.
         """
         said = self.on_time(now)
         self.stream(stream).cut_off_leader()
         return said
 
     def elect_leader(self, stream: str, now: float, *, leader: int | None = None) -> list[Delivery]:
-        """Another leader: staged atomic batches are gone, fast ones are told how far they were stored.
+        """Elect another leader: staged atomic batches are gone, fast ones get a report of their stored messages.
 
-        ``leader`` is the number of a replica, counted from 0; by default it is the next one's turn.
+        ``leader`` is the number of a replica, counted from 0; by default replicas take turns.
         """
         said = self.on_time(now) + self.stream(stream).elect_leader(now, leader)
-        self._look_ahead()
+        self._update_quiet_until()
         return said
 
     def slow_down(self, stream: str, now: float, apply_s: float) -> list[Delivery]:
-        """From now on a majority of the replicas applies what the leader takes after ``apply_s`` seconds; 0 is at once.
+        """Delay the majority of the replicas: it applies the leader's messages after ``apply_s`` seconds; 0 is at once.
 
-        Meanwhile it is a proposal: it counts in the leader's checks, shows in nothing that is read, and is not
-        acknowledged. An atomic batch among it may vanish with the leader.
+        Until then a message is a proposal: it counts in the leader's checks, is invisible to reads, and is not
+        acknowledged. An atomic batch among them may be lost with the leader.
         """
         said = self.on_time(now)
         self.stream(stream).store.apply_s = apply_s if self.stream(stream).store.is_replicated else 0.0
         return said
 
     def hold_replica(self, stream: str, is_held: bool) -> None:
-        """One replica takes over nothing of what is stored from now on; not held, it has everything again.
+        """Stop one replica from applying new messages; when released, it catches up at once.
 
-        Any replica answers direct gets: that one answers every second of them, with what it has.
+        Any replica answers direct gets: this one answers every second of them, with its own messages.
         """
         self.stream(stream).hold_replica(is_held)
 
     def next_answer_at(self) -> float | None:
-        """When `on_time` has an answer that somebody waits for, None if nobody does."""
+        """When `on_time` has an answer that a client waits for; None without one."""
         times = [
             each
             for stream in self._streams.values()
@@ -291,13 +291,13 @@ class ModelServer:
         return min(times, default=None)
 
     def fork(self) -> ModelServer:
-        """The same server once more, whose future is another: what one side of a partition goes on with."""
+        """A copy with an independent future: one side of a partition continues with it."""
         return copy.deepcopy(self)
 
     def restart(self, now: float, *, back_at: float | None = None) -> list[Delivery]:
-        """The server ends, by its own will or by a kill, and is there again: what is stored stays, no batch is open.
+        """Restart the server, after a stop or a kill: stored messages stay, no batch is open.
 
-        Until ``back_at`` no message ends by its age and no schedule fires.
+        Until ``back_at`` no message expires and no schedule fires.
         """
         said = self.on_time(now)
         for stream in self._streams.values():
@@ -305,7 +305,7 @@ class ModelServer:
         return said
 
     def _copy(self, now: float) -> list[Delivery]:
-        """Fill streams that copy others."""
+        """Fill the streams that copy others."""
         said: list[Delivery] = []
         for copying in self._copies.values():
             source = self._streams.get(copying.source)
@@ -314,11 +314,11 @@ class ModelServer:
         return said
 
     def _with_advisories(self, said: list[Delivery], now: float) -> list[Delivery]:
-        """Have advisories stored by the stream that stores their subjects, and say what follows from that."""
+        """Store advisories in a stream with their subjects, and add the resulting messages."""
         if not self._stores_advisories:
             return said
         said = list(said)
-        for each in said:  # it grows: storing one may lead to another
+        for each in said:  # it grows: storing one may cause another
             stream = self._route(each.subject) if each.subject.startswith(replies.ADVISORIES) else None
             if stream is not None:
                 said += stream.publish(each.subject, each.data, None, None, now)
@@ -329,7 +329,7 @@ class ModelServer:
         subjects = [subject for each in self._streams.values() for subject in each.config.subjects or ()]
         self._stores_advisories = any(overlaps(f"{replies.ADVISORIES}>", subject) for subject in subjects)
 
-    def _look_ahead(self) -> None:
+    def _update_quiet_until(self) -> None:
         deadline = self.next_deadline()
         self._quiet_until = math.inf if deadline is None else deadline
 

@@ -1,9 +1,9 @@
-"""Streams that the server fills with copies of another: one source, with subject transforms that may divide by a hash.
+"""Streams filled with copies of another one: one source, with subject transforms that may divide by a hash.
 
-What is acknowledged at the source is copied at once and in order, each message once. Measured on nats-server 2.15.1:
+Messages acknowledged at the source are copied at once and in order, each once. Measured on nats-server 2.15.1:
 a copy has the headers of its original and ``Nats-Stream-Source``, and the time at which it was copied;
 ``partition(n,1,2)`` is the 32-bit FNV-1a hash of the tokens, one after the other, modulo ``n``. The pause of some 12 s
-after a clean restart is not here.
+after a clean restart is not modelled.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ _find_function = re.compile(r"\{\{\s*(wildcard|partition)\(([0-9, ]+)\)\s*\}\}")
 
 @dataclass(slots=True)
 class Copying:
-    """What a stream copies from another, and how far it has got."""
+    """The copying of one stream into another, and its progress."""
 
     target: str
     source: str
     transforms: tuple[SubjectTransform, ...]
     last: int = 0
-    """The last message of the source that was looked at."""
+    """The last message of the source that was copied or skipped."""
 
     @classmethod
     def of(cls, config: StreamConfig) -> Copying | None:
         """
         Raises:
-            ConfigError: It copies in a way the model does not know.
+            ConfigError: The model does not support one of its fields.
         """
         if not config.sources:
             return None
@@ -53,7 +53,7 @@ class Copying:
         return cls(config.name, first.name, transforms)
 
     def run(self, source: ModelStream, target: ModelStream, now: float) -> list[Delivery]:
-        """Copy what is new, and deliver it."""
+        """Copy new messages, and deliver them."""
         store = source.store
         up_to = store.acknowledged if store.is_replicated else store.last_sequence
         if self.last >= up_to or not target.has_leader:
@@ -97,7 +97,7 @@ def _call(found: re.Match[str], wild: list[str]) -> str:
 
 
 def partition_of(text: str, partitions: int) -> int:
-    """The server's ``partition()``."""
+    """The value of the server's ``partition()``."""
     value = 2166136261
     for byte in text.encode():
         value = (value ^ byte) * 16777619 & 0xFFFFFFFF

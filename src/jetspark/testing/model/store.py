@@ -1,11 +1,11 @@
-"""The log of one stream: messages by sequence, sequences by subject, and the limits that make old ones go.
+"""The log of one stream: messages by sequence, sequences by subject, and the limits that remove old messages.
 
-Most messages leave at an end: the oldest of the stream or of its subject by a limit, a whole subject or everything by
-a rollup or a purge, the newest with a leader that had not replicated them. So a deque of sequences per subject and a
-pointer to the oldest sequence are all the index there is; one that is deleted from the middle is searched for.
+Most messages are removed at an end: the oldest of the stream or of its subject by a limit, a whole subject or the whole
+stream by a rollup or a purge, the newest with a leader that had not replicated them. So the only index is a deque of
+sequences per subject and a pointer to the oldest sequence; a deletion from the middle searches its deque.
 
-Message ids are remembered by the time they came, not by the message: a purge forgets none of them, and only the
-duplicate window does. The sizes are those the server's own stores account for, which ``max_bytes`` is measured in.
+Message ids are kept by their time, not by their message: a purge keeps all of them, and only the duplicate window ends
+them. Sizes are those of the server's own stores, which ``max_bytes`` limits.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from jetspark.testing.model.replies import ApiError
 
 __all__ = ["DEFAULT_DUPLICATE_WINDOW_S", "Incoming", "ModelMessage", "Store", "StoreWatcher", "first_values"]
 
-# The server's own, where a stream does not say.
+# The server's default for streams without a window.
 DEFAULT_DUPLICATE_WINDOW_S = 120.0
 
 _MAX_MESSAGES = ApiError(503, Code.STORE_FAILED, "maximum messages exceeded")
@@ -33,7 +33,7 @@ _MAX_PER_SUBJECT = ApiError(503, Code.STORE_FAILED, "maximum messages per subjec
 
 @dataclass(frozen=True, slots=True)
 class ModelMessage:
-    """A message as a consumer would get it."""
+    """A message as a consumer receives it."""
 
     sequence: int
     subject: str
@@ -41,7 +41,7 @@ class ModelMessage:
     headers: Headers | None
     time: float
     size_bytes: int
-    """What it counts for in ``max_bytes``: subject, headers, data and the store's own bookkeeping."""
+    """The size as counted by ``max_bytes``: subject, headers, data and the store's own bookkeeping."""
 
     def __deepcopy__(self, memo: object) -> ModelMessage:
         return self
@@ -55,11 +55,11 @@ class Incoming:
     data: bytes
     headers: Headers | None
     fields: dict[str, str]
-    """The first value of each header by its exact spelling, which is all the server looks at."""
+    """The first value of each header by its exact spelling; the server ignores all others."""
 
 
 class StoreWatcher(Protocol):
-    """Who counts messages, and has to know of every one that comes and goes."""
+    """Gets every message that is stored or removed, to keep counts."""
 
     def on_stored(self, message: ModelMessage) -> None: ...
     def on_removed(self, message: ModelMessage) -> None: ...
@@ -71,7 +71,7 @@ class Store:
     def __init__(self, config: StreamConfig) -> None:
         self.watchers: list[StoreWatcher] = []
         self.last_time = 0.0
-        """Of the newest message there was; 0 if there never was one."""
+        """The time of the newest message so far; 0 before the first."""
         self._messages: dict[int, ModelMessage] = {}
         self._by_subject: dict[str, deque[int]] = {}
         self._ids: dict[str, tuple[int, float]] = {}
@@ -79,26 +79,26 @@ class Store:
         self._oldest = config.first_sequence or 1
         self.last_sequence = self._oldest - 1
         self.last_id = ""
-        """Of the newest message, empty if it had none; what ``Nats-Expected-Last-Msg-Id`` is compared with."""
+        """The id of the newest message, empty if it had none; compared with ``Nats-Expected-Last-Msg-Id``."""
         self.size_bytes = 0
         self.proposed_sequence = 0
-        """Where the last atomic batch that was refused had got to in its checks; see `checks.refuse_proposal`."""
+        """The last sequence in the checks of the last refused atomic batch; see `checks.refuse_proposal`."""
         self.is_halted = False
-        """Measured on nats-server 2.15.1: the replicas of a stream that are to store a message with a wrong
-        ``Nats-Expected-Last-Msg-Id`` take it for a broken disk, and stop for good.
+        """Measured on nats-server 2.15.1: the replicas of a stream that have to store a message with a wrong
+        ``Nats-Expected-Last-Msg-Id`` treat it as a broken disk, and stop permanently.
         """
         self.is_cut_off = False
-        """The leader does not reach a majority of the replicas: it takes messages and stores none of them."""
+        """The leader does not reach a majority of the replicas: it accepts messages and stores none of them."""
         self.proposed_ids: set[str] = set()
-        """Of messages a leader took while it was cut off. It knows them, and nobody has them."""
+        """The ids of messages that a leader accepted while it was cut off. No other replica has them."""
         self.proposed_messages = 0
-        """How many those are, with ids and without."""
+        """Number of those messages, with ids and without."""
         self.apply_s = 0.0
-        """How long after a message is proposed the leader of a replicated stream has applied it, and answers."""
+        """Seconds from a proposal until the leader of a replicated stream has applied it, and answers."""
         self.pieces: list[range] = []
-        """Sequences of atomic batches that nobody was told about: lost as a whole or not at all."""
+        """Sequences of unacknowledged atomic batches: each is lost as a whole or not at all."""
         self.acknowledged = self.last_sequence
-        """Up to here somebody was told that it is stored, and it is never lost."""
+        """The highest sequence of an acknowledged message: up to here no message is lost."""
         self.configure(config)
 
     def configure(self, config: StreamConfig) -> None:
@@ -120,7 +120,7 @@ class Store:
         self._evict()
 
     def copied(self) -> Store:
-        """What a replica has that is here now, and takes over nothing more."""
+        """The messages of a replica that stops applying new ones now."""
         copy = Store(self.config)
         copy._messages = dict(self._messages)
         copy._by_subject = {subject: deque(sequences) for subject, sequences in self._by_subject.items()}
@@ -133,11 +133,11 @@ class Store:
     def messages(self) -> Sequence[ModelMessage]:
         return list(self._messages.values())
 
-    # What is there
+    # Facts
 
     @property
     def first_sequence(self) -> int:
-        """Of the oldest message, or of the next one if there is none."""
+        """The sequence of the oldest message; without one that of the next message."""
         while self._oldest not in self._messages and self._oldest <= self.last_sequence:
             self._oldest += 1
         return self._oldest
@@ -146,13 +146,13 @@ class Store:
         return self._messages.get(sequence)
 
     def messages_from(self, sequence: int) -> Iterator[ModelMessage]:
-        """Those that are there when they are asked for, oldest first."""
+        """Stored messages from this sequence on, oldest first; skips messages removed during the iteration."""
         for each in range(max(sequence, self.first_sequence), self.last_sequence + 1):
             if (message := self._messages.get(each)) is not None:
                 yield message
 
     def subjects(self) -> dict[str, int]:
-        """How many messages each has."""
+        """Number of messages of each subject."""
         return {subject: len(sequences) for subject, sequences in sorted(self._by_subject.items())}
 
     def last_of_each(self, filters: Sequence[str], up_to: int | None = None) -> set[int]:
@@ -164,7 +164,7 @@ class Store:
         return found - {0}
 
     def sequence_at(self, time: float) -> int:
-        """Of the first message that was stored then or later; of the next one if there is none."""
+        """The sequence of the first message stored at this time or later; without one that of the next message."""
         for message in self.messages_from(self.first_sequence):
             if message.time >= time:
                 return message.sequence
@@ -175,7 +175,7 @@ class Store:
         return self._overhead + (0 if message.headers is None else self._header_overhead)
 
     def last_of(self, filter: str) -> int:
-        """The sequence of the newest message a filter matches, 0 if there is none."""
+        """The sequence of the newest message that a filter matches; 0 without one."""
         sequences = self._by_subject.get(filter)
         if sequences is not None:
             return sequences[-1]
@@ -184,7 +184,7 @@ class Store:
         return max((found[-1] for subject, found in self._by_subject.items() if matches(filter, subject)), default=0)
 
     def sequence_of(self, msg_id: str, now: float) -> int:
-        """The message that came with this id within the duplicate window, 0 if none did."""
+        """The sequence of the message with this id within the duplicate window; 0 without one."""
         oldest_allowed = now - self._duplicate_window_s
         while self._id_times and self._id_times[0][0] <= oldest_allowed:
             time, known = self._id_times.popleft()
@@ -197,10 +197,11 @@ class Store:
         size = self._overhead + len(subject.encode()) + len(data)
         return size if headers is None else size + self._header_overhead + len(encode(headers))
 
-    # What may still come
+    # Limits
 
     def refuse_one(self, message: Incoming, *, is_rollup: bool) -> ApiError | None:
-        """Whether a plain publish to an unreplicated stream finds room: one may take the place of its predecessor."""
+        """The reason to refuse a plain publish to an unreplicated stream; None if it fits, perhaps by replacing
+        another."""
         if not self.is_discard_new:
             return None
         earlier = self._by_subject.get(message.subject)
@@ -211,17 +212,17 @@ class Store:
             return _MAX_MESSAGES
         if self._max_bytes:
             size = self.size_of(message.subject, message.data, message.headers)
-            # A replacement must not be larger than what it replaces, though there may be room elsewhere.
+            # A replacement must not be larger than the replaced message, even if there is room elsewhere.
             replaced = self._messages[earlier[0]].size_bytes if is_subject_full and earlier else -1
             if self.size_bytes + size > self._max_bytes and replaced < size:
                 return _MAX_BYTES
         return None
 
     def refuse_more(self, subject: str, of_subject: int, count: int, size: int, *, is_rollup: bool) -> ApiError | None:
-        """Whether ``count`` messages of ``size`` bytes in all, ``of_subject`` of them on ``subject``, find room.
+        """The reason to refuse ``count`` messages of ``size`` bytes in all, ``of_subject`` of them on ``subject``.
 
-        Batches, and everything on a replicated stream, are measured before they are stored, and nothing that they
-        would replace is taken into account; only a rollup may replace the last message its subject has room for.
+        Batches, and all messages on a replicated stream, are measured before they are stored, without regard to the
+        messages that they would replace; only a rollup may replace the last message its subject has room for.
         """
         if not self.is_discard_new:
             return None
@@ -234,10 +235,10 @@ class Store:
             return _MAX_PER_SUBJECT if already + of_subject > self._max_per_subject else None
         return None
 
-    # What comes
+    # Changes
 
     def append(self, subject: str, data: bytes, headers: Headers | None, now: float, msg_id: str = "") -> int:
-        """Store a message and return its sequence; limits that discard the old are kept at once."""
+        """Store a message and return its sequence; limits that discard old messages are applied at once."""
         sequence = self.last_sequence = self.last_sequence + 1
         size = self._overhead + len(subject.encode()) + len(data)
         if headers is not None:
@@ -263,8 +264,8 @@ class Store:
         return sequence
 
     def roll_up(self, value: str, subject: str, sequence: int) -> None:
-        """Remove what a rollup stored as ``sequence`` replaces: ``sub`` of its subject, ``all`` of the stream."""
-        # What it replaces cannot be brought back, so it cannot be lost either.
+        """Remove the messages that a rollup replaces: ``sub`` those of its subject, ``all`` those of the stream."""
+        # The replaced messages cannot be restored, so the rollup must not be lost either.
         self.promise(sequence)
         if value == "all":
             for earlier in [known for known in self._messages if known < sequence]:
@@ -275,22 +276,22 @@ class Store:
                 self._remove(sequences[0])
 
     def promise(self, sequence: int) -> None:
-        """Somebody is told that everything up to here is stored."""
+        """Record that everything up to this sequence is acknowledged."""
         if sequence > self.acknowledged:
             self.acknowledged = sequence
             self.pieces = [piece for piece in self.pieces if piece.start > sequence]
 
     def propose(self, ids: Iterable[str]) -> None:
-        """A leader that is cut off takes messages with these ids, an empty one for none."""
+        """Record messages with these ids that a leader accepts while cut off; an empty id for a message without one."""
         for each in ids:
             self.proposed_messages += 1
             if each:
                 self.proposed_ids.add(each)
 
     def purge(self, subject: str | None = None, below: int | None = None, keep: int = 0) -> int:
-        """Remove what a filter matches, or what is below a sequence, or all but the newest; returns how many."""
+        """Remove messages of a filter, or below a sequence, or all but the newest ``keep``; returns their number."""
         if subject is None and below is None and not keep:
-            # All at once: the sequence goes on, and nothing is searched.
+            # All at once, without a search; sequences continue.
             gone = list(self._messages)
         else:
             found = [
@@ -304,16 +305,16 @@ class Store:
         return len(gone)
 
     def delete(self, sequence: int) -> bool:
-        """Remove one message, wherever it is."""
+        """Remove one message at any sequence."""
         if sequence not in self._messages:
             return False
         self._remove(sequence)
         return True
 
     def drop_newest(self, count: int) -> int:
-        """Undo up to ``count`` of the newest messages, sequences and ids included, and say how many it were.
+        """Undo up to ``count`` of the newest messages, sequences and ids included; returns their number.
 
-        What was acknowledged stays, and so does everything before it. An atomic batch goes as a whole.
+        Acknowledged messages stay, and all before them. An atomic batch is lost as a whole.
         """
         count = max(0, min(count, self.last_sequence - self.acknowledged))
         for piece in self.pieces:
@@ -360,7 +361,7 @@ class Store:
 
 
 def first_values(headers: Headers) -> dict[str, str]:
-    """Header names are case-sensitive to the server, and the first of several values counts."""
+    """The first value of each header; the server's names are case-sensitive, and it ignores further values."""
     values: dict[str, str] = {}
     for name, value in headers.multi_items():
         values.setdefault(name, value)
@@ -368,5 +369,5 @@ def first_values(headers: Headers) -> dict[str, str]:
 
 
 def _limit(value: int | None) -> int:
-    # 0, -1 and nothing at all mean the same: no limit.
+    # 0, -1 and None mean the same: no limit.
     return value if value is not None and value > 0 else 0

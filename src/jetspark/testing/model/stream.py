@@ -1,14 +1,14 @@
-"""One stream: who looks at a message first, and what a plain publish goes through.
+"""One stream: the order in which features see a message, and the checks of a plain publish.
 
-In this order: is there a leader, is the stream sealed, is the message too large; then fast ingest takes what has a
-reply subject of its kind, atomic batches what has a batch id, and the rest is a plain publish. All three are refused
-for the same reasons by `jetspark.testing.model.checks`.
+The order is: a leader is required, the stream must not be sealed, the message must not be too large; then fast ingest
+takes messages with its kind of reply subject, atomic batches those with a batch id, and the rest are plain publishes.
+All three are refused for the same reasons by `jetspark.testing.model.checks`.
 
-A replicated stream stores at once here, where the server waits for a majority. What that hides, ``lose_leader`` brings
-back: the newest messages that nobody was told about may vanish with the old leader. With ``apply_s`` the majority takes
-its time: what is stored is a proposal until then, which counts in the leader's checks and shows nowhere else
-(``applied_sequence``), and its acknowledgement waits; gaps and refusals are told at once. ``hold_replica`` has one
-replica fall behind, which goes on answering direct gets.
+A replicated stream stores at once here, where the server waits for a majority. ``lose_leader`` restores the hidden
+effect: the newest unacknowledged messages may be lost with the old leader. With ``apply_s`` the majority takes its
+time: until then a stored message is a proposal, which counts in the leader's checks and is visible nowhere else
+(``applied_sequence``), and its acknowledgement waits; gaps and refusals are sent at once. With ``hold_replica`` one
+replica falls behind, and still answers direct gets.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _NO_FIELDS: dict[str, str] = {}
 
 @dataclass(slots=True)
 class _Proposal:
-    """Messages that are in the log and not applied, and what is said when they are."""
+    """Messages in the log that are not applied yet, and the answers to send when they are."""
 
     first: int
     last: int
@@ -51,10 +51,10 @@ class ModelStream:
     """A stream with its batches.
 
     Args:
-        config: As its owner described it.
-        limits: Of its batches.
-        total_atomic: How many atomic batches all streams have open.
-        total_fast: The same of fast ones.
+        config: The client's configuration.
+        limits: Limits of its batches.
+        total_atomic: Number of open atomic batches of all streams.
+        total_fast: Number of open fast batches of all streams.
         abandon: Makes an advisory from the names of stream and batch, the reason and the time.
         created_at: The time.
     """
@@ -92,7 +92,7 @@ class ModelStream:
         self.configure(config)
 
     def configure(self, config: StreamConfig) -> None:
-        """Take over a new description; what it disables loses its open batches."""
+        """Replace the configuration; open batches of a disabled kind are dropped."""
         self.config = config
         self.store.configure(config)
         self.ageing.configure(config)
@@ -105,7 +105,7 @@ class ModelStream:
 
     @property
     def applied_sequence(self) -> int:
-        """Of the newest message that the leader can show."""
+        """The sequence of the newest message that reads can show."""
         return self._proposals[0].first - 1 if self._proposals else self.store.last_sequence
 
     # Consumers
@@ -115,7 +115,7 @@ class ModelStream:
         self.store.watchers.append(consumer)
 
     def remove_consumer(self, name: str) -> list[Delivery]:
-        """Delete a consumer, and tell those who wait for its messages."""
+        """Delete a consumer, and end its waiting requests."""
         consumer = self.consumers.pop(name)
         self.store.watchers.remove(consumer)
         return consumer.end_requests("Consumer Deleted")
@@ -128,7 +128,7 @@ class ModelStream:
         return purged
 
     def serve(self, now: float) -> list[Delivery]:
-        """Deliver what was stored."""
+        """Deliver new messages."""
         said: list[Delivery] = []
         for consumer in self.consumers.values():
             if consumer.has_news:
@@ -155,12 +155,12 @@ class ModelStream:
         return min((each for each in [*deadlines, self.next_delivery_at()] if each is not None), default=None)
 
     def next_delivery_at(self) -> float | None:
-        """When a consumer has something to say, or a message ends or is published by a schedule."""
+        """When a consumer has to act, or a message expires or is published by a schedule."""
         deadlines = [self.ageing.next_deadline(), *(each.next_deadline() for each in self.consumers.values())]
         return min((each for each in deadlines if each is not None), default=None)
 
     def next_answer_at(self) -> float | None:
-        """When the oldest proposal is applied; never, by a leader that is cut off."""
+        """When the oldest proposal is applied; never by a leader that is cut off."""
         return self._proposals[0].applied_at if self._proposals and not self.store.is_cut_off else None
 
     def on_time(self, now: float) -> list[Delivery]:
@@ -190,7 +190,7 @@ class ModelStream:
         self.store.drop_newest(drop)
         self._end_cut()
         last = self.store.last_sequence
-        # Those that survive are applied by the next leader, who does not know whom to answer.
+        # The next leader applies the remaining ones, without knowing their reply subjects.
         self._proposals = deque(
             _Proposal(each.first, min(each.last, last), each.applied_at, [])
             for each in self._proposals
@@ -205,7 +205,7 @@ class ModelStream:
         self._held_replica = self.store.copied() if is_held else None
 
     def answering(self) -> Store:
-        """What the replica has that answers the next direct get: every second time the one that is held, if one is."""
+        """The store that answers the next direct get: every second time the held replica's, if one is held."""
         self._direct_gets += 1
         return self.store if self._held_replica is None or self._direct_gets % 2 else self._held_replica
 
@@ -215,7 +215,7 @@ class ModelStream:
         self.store.is_cut_off = True
 
     def _end_cut(self) -> None:
-        """What a leader proposed while it was cut off, nobody else has heard of."""
+        """Drop the proposals of a leader that was cut off; no other replica has them."""
         self.store.is_cut_off = False
         self.store.proposed_ids.clear()
         self.store.proposed_messages = 0
@@ -232,7 +232,7 @@ class ModelStream:
             return []
         self.atomic.clear()
         self.has_leader = True
-        # What the new leader has is what a majority has: from here on it stays.
+        # A majority has the new leader's messages, so they cannot be lost from here on.
         self.store.promise(self.store.last_sequence)
         return self.fast.elect()
 

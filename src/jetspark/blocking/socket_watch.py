@@ -1,0 +1,67 @@
+"""The selector of the connection's thread: it watches the alarm and the session's socket."""
+
+from __future__ import annotations
+
+import selectors
+import socket
+
+__all__ = ["SocketWatch"]
+
+
+class SocketWatch:
+    """A selector and the events it watches at the socket. All calls but :meth:`select` need the link's lock.
+
+    Another thread may change the watched events during :meth:`select`, which then uses the new ones.
+
+    Invariant: ``_interest`` holds the watched events, or None during a change. A thread that holds the lock and finds
+    None knows that the changing thread was interrupted: the selector must be re-created.
+    """
+
+    def __init__(self, alarm: socket.socket) -> None:
+        self._alarm = alarm
+        self._selector: selectors.BaseSelector | None = None
+        self._interest: int | None = None
+
+    @property
+    def is_on(self) -> bool:
+        """A session is open, and a thread watches its socket."""
+        return self._selector is not None
+
+    def restore(self) -> None:
+        """Create the selector, or re-create it after an interrupt."""
+        if self._interest is None:
+            self.end()
+            selector = selectors.DefaultSelector()
+            selector.register(self._alarm, selectors.EVENT_READ)
+            self._selector, self._interest = selector, 0
+
+    def end(self) -> None:
+        selector, self._selector = self._selector, None
+        self._interest = None
+        if selector is not None:
+            selector.close()
+
+    def set_interest(self, watched: socket.socket, interest: int) -> bool:
+        """Watch the socket for these selector events; does nothing without a selector.
+
+        Returns False when an interrupt left the selector half changed: then call :meth:`restore`.
+        """
+        selector, before = self._selector, self._interest
+        if selector is None or interest == before:
+            return True
+        self._interest = None
+        if before is None:
+            return False
+        if not interest:
+            selector.unregister(watched)
+        elif not before:
+            selector.register(watched, interest)
+        else:
+            selector.modify(watched, interest)
+        self._interest = interest
+        return True
+
+    def select(self, timeout_s: float) -> list[tuple[selectors.SelectorKey, int]]:
+        """Wait for events; empty after ``timeout_s``. Called by the connection's thread, without the lock."""
+        assert self._selector is not None
+        return self._selector.select(timeout_s)
