@@ -732,7 +732,10 @@ class BatchUnknown(ServerError):
 
 @dataclass(eq=False, repr=False)
 class BatchCutShort(ServerFault):
-    """The server ended a fast batch early. The first ``stored`` messages are stored, and none after them."""
+    """The server ended a fast batch early. The first ``stored`` messages are stored, and none after them.
+
+    In a cluster, the leader may have changed in the meantime. Then some messages after them may be stored as well.
+    """
 
     batch_id: str
     stored: int

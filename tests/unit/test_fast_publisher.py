@@ -41,7 +41,9 @@ NOW = 100.0
 class Peer:
     """A connection that is up, a publisher on it, and the server's side of the conversation."""
 
-    def __init__(self, *, send_buffer_bytes: int = 8 << 20, **options: Any) -> None:
+    def __init__(self, *, send_buffer_bytes: int = 8 << 20, info: dict[str, Any] | None = None, **options: Any) -> None:
+        info = {"server_id": "S", "max_payload": 100000, **({"jetstream": True} if info is None else info)}
+        self._info = b"INFO %b\r\n" % json.dumps(info).encode()
         self.connection = Connection(
             ConnectOptions(send_buffer_bytes=send_buffer_bytes),
             parse_servers("a"),
@@ -49,7 +51,7 @@ class Peer:
             jitter=lambda: 0.0,
         )
         self.connection.begin(self.connection.pool.next()[0])
-        self.connection.receive_data(b'INFO {"server_id":"S","max_payload":100000}\r\n')
+        self.connection.receive_data(self._info)
         self.connection.login(None)
         self.connection.data_to_send()
         self.connection.receive_data(b"PONG\r\n")
@@ -74,7 +76,7 @@ class Peer:
         """Lose the session and get a new one."""
         self.connection.end("cut")
         self.connection.begin(self.connection.pool.next()[0])
-        self.connection.receive_data(b'INFO {"server_id":"S","max_payload":100000}\r\n')
+        self.connection.receive_data(self._info)
         self.connection.login(None)
         self.connection.data_to_send()
         self.connection.receive_data(b"PONG\r\n")
@@ -283,6 +285,21 @@ def test_a_batch_cut_short_goes_on_exactly_where_it_ended_and_at_once() -> None:
     peer.say(ack(0, 10))
     assert peer.pump() == [(2, 1, b"m4")]
     assert peer.endless.possibly_doubled == 0
+
+
+@pytest.mark.parametrize("info", [{"jetstream": True, "cluster": "C"}, {}])
+def test_where_a_leader_may_change_what_a_cut_batch_has_sent_may_be_stored(info: dict[str, Any]) -> None:
+    peer = Peer(info=info)
+    peer.accept(1, 2, 3, 4)
+    peer.open()
+    peer.say(gap(3, 4), final(2))
+    assert peer.pump() == [(1, 0, b"m3")]
+    assert (peer.endless.possibly_doubled, peer.endless.doubled_news) == (2, 2)
+    identified = Peer(info=info, message_ids=True)
+    identified.accept(1, 2, 3, 4)
+    identified.open()
+    identified.say(gap(3, 4), final(2))
+    assert identified.endless.possibly_doubled == 0
 
 
 def test_a_batch_in_doubt_is_sent_again_from_the_last_ack_and_counted() -> None:

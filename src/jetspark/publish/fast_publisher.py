@@ -8,10 +8,12 @@ Every accepted message has a position, counted from 1, and is in one of four sta
 
 A batch is over when the server ends it (a message was lost on the way, or refused), has dropped it (idle for too long,
 restarted), or does not answer. In mode "fail" the stored messages of a batch are its first ones, so the next batch
-begins with the first message that is not known to be stored. If the server counted them (``BatchCutShort``), that is
-exact. If the outcome is unknown (``BatchInDoubt``), the messages after the last acknowledgement may be stored already:
-with message ids the stream recognises the repetition; without, they may be there twice, and ``possibly_doubled`` counts
-them.
+begins with the first message that is not known to be stored. If a server without a cluster counted them
+(``BatchCutShort``), that is exact. A new leader may count too few: it continues the batch behind the messages that it
+has applied, while others are still in its log (nats-server 2.15.1, ``fastBatchReset``). The next message then looks
+like a gap, and ends the batch. In that case, and if the outcome is unknown (``BatchInDoubt``), the messages after the
+last acknowledgement may be stored already: with message ids the stream recognises the repetition; without, they may be
+there twice, and ``possibly_doubled`` counts them.
 
 An acknowledgement is a claim, and mostly its own proof: a leader acknowledges a new message when a majority has it, and
 with it everything before it in the leader's log. But a leader that is cut off from the other replicas acknowledges a
@@ -363,6 +365,8 @@ class FastPublisherMachine:
         refusal = self._refusal(batch)
         if refusal is not None:
             self._on_refused(refusal, now)
+        if isinstance(failure, BatchCutShort) and self._may_change_leader:
+            self._count_doubled()
         if isinstance(failure, BatchInDoubt):
             self._on_doubt()
         elif self._session != self._connection.sessions:
@@ -378,12 +382,21 @@ class FastPublisherMachine:
 
     def _on_doubt(self) -> None:
         """Send all unconfirmed messages again, claimed ones included: they may be stored, or proposed and lost."""
-        if not self._encoder.has_ids:
-            self.possibly_doubled += len(self.stages.sent)
-            self.doubled_news += len(self.stages.sent)
+        self._count_doubled()
         self._record_sent()
         self.stages.send_again(self.stages.sent)
         self.stages.send_again(self.stages.claimed)
+
+    def _count_doubled(self) -> None:
+        if not self._encoder.has_ids:
+            self.possibly_doubled += len(self.stages.sent)
+            self.doubled_news += len(self.stages.sent)
+
+    @property
+    def _may_change_leader(self) -> bool:
+        """False if the server stores the stream alone. One without JetStream is a leaf of servers that have it."""
+        info = self._connection.info
+        return bool(info.cluster) or not info.has_jetstream
 
     def _record_sent(self) -> None:
         self._sent_before = max(self._sent_before, self.stages.sent_to)
