@@ -502,7 +502,7 @@ def seeded(rng: random.Random) -> Iterator[None]:
     token = lambda count: f"{rng.getrandbits(8 * count):0{2 * count}x}"  # noqa: E731
     with (
         mock.patch("jetspark.app.handlers.record_watch.secrets.token_hex", token),
-        mock.patch("jetspark.app.handlers.handler_worker.random.SystemRandom", return_value=rng),
+        mock.patch("random.SystemRandom", return_value=rng),
     ):
         yield
 

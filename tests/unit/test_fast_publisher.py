@@ -915,7 +915,7 @@ def test_ids_are_wanted_or_not_and_their_prefix_is_a_text() -> None:
 
 
 @pytest.mark.parametrize("limits", [{"max_pending_messages": 3}, {"max_pending_bytes": 3 * (KEPT_OVERHEAD_BYTES + 2)}])
-def test_a_publisher_that_is_full_before_the_next_ack_is_due_does_not_wait_for_it(limits: dict[str, int]) -> None:
+def test_a_publisher_that_is_full_before_the_next_ack_is_due_does_not_wait_for_it(limits: dict[str, Any]) -> None:
     """With the defaults: 500 messages for each ack, 64 MiB pending, so any payload beyond 134 kB."""
     peer = Peer(**limits)
     peer.accept(1, 2, 3)
