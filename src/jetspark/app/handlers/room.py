@@ -61,8 +61,9 @@ class Room:
 
     def add_retry(self, item: WorkItem) -> None:
         """Count a retry or redrive that the worker holds now."""
-        self._retries.add(item)
-        self._of_retries = Credit(len(self._retries), self._of_retries.bytes + item.size_bytes)
+        if item not in self._retries:
+            self._retries.add(item)
+            self._of_retries = Credit(len(self._retries), self._of_retries.bytes + item.size_bytes)
 
     def drop_retry(self, item: WorkItem) -> None:
         """Count it no more. A second call changes nothing: a batch that is interrupted may release its items twice."""
