@@ -75,10 +75,14 @@ async def _(w: World) -> None:
 
 
 async def _rest(w: World, consumer: Any, got: list[bytes]) -> list[bytes]:
-    """Everything else there is, acknowledged; what was given back comes again."""
-    while message := await consumer.next(timeout=0.15):
-        got.append(message.data)
-        await message.ack()
+    """Receive and acknowledge the other messages, returned ones included."""
+    while True:
+        message = await consumer.next(timeout=0.15)
+        if message is not None:
+            got.append(message.data)
+            await message.ack()
+        elif not (await consumer.info()).pending:  # else the machine is busy
+            break
     await consumer.close()
     return got
 
