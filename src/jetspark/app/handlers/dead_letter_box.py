@@ -326,9 +326,7 @@ class DeadLetterBox:
         except KeyNotFound:
             return None
         fields = json.loads(entry.value)
-        # Older records have one event as "first" in place of "waiting".
-        waiting = fields["waiting"] if "waiting" in fields else [fields["first"]]
-        return ParkedRecord(fields["head"], entry.revision, tuple(waiting))
+        return ParkedRecord(fields["head"], entry.revision, tuple(fields["waiting"]))
 
     async def _write_parked(self, step: WriteParked) -> bool:
         value = json.dumps({"key": step.key, "head": step.head, "waiting": step.waiting}).encode()

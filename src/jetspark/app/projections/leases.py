@@ -323,7 +323,7 @@ class PartitionShares:
 
 
 def partition_lease(name: str, part: int, partitions: int) -> str:
-    """The key of the lease of a partition; who wants those of a projection takes it apart at the plus signs."""
+    """The key of a partition's lease. The last plus sign separates the name from the partition and their number."""
     return f"lease.{escape_token(f'{name}+{part}.{partitions}')}"
 
 
