@@ -186,7 +186,7 @@ async def test_messages_hands_out_everything_when_the_leader_is_killed(
         await stream.delete()
 
 
-async def _published(js: Any, subject: str, msg_id: str) -> Any:
+async def _published(js: jetspark.JetStream, subject: str, msg_id: str) -> jetspark.PubAck:
     """Publish, once more if there is no answer: the first message may have been on its way to a node that died."""
     try:
         return await js.publish(subject, b"", msg_id=msg_id, timeout=20)
