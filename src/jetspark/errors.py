@@ -65,6 +65,7 @@
         │   ├── KeyExists                       ... and the key was to be new
         │   ├── BoundaryConflict                ... inside the boundary of a command, as often as it was decided
         │   └── WrongVersion                    ... inside the boundary of a command, after its expected_version
+        ├── ArchiveMoved                        another writer has committed to an archive: nothing was changed
         ├── CommandRefused                      a command was decided on, and the decision is no
         ├── ObjectNotFound (KeyError)           the object does not exist
         ├── DigestMismatch                      an object's bytes differ from those put
@@ -102,6 +103,7 @@ from typing import Any
 from jetspark.codes import Code
 
 __all__ = [
+    "ArchiveMoved",
     "AtomicPublishDisabled",
     "AuthenticationFailed",
     "BatchCutShort",
@@ -819,6 +821,24 @@ class BoundaryConflict(Conflict):
     @property
     def may_pass(self) -> bool:
         return True
+
+
+@dataclass(eq=False, repr=False)
+class ArchiveMoved(DataError):
+    """Another writer has committed to an archive since it was read. Nothing was changed; read its position again."""
+
+    archive: str
+    expected: int
+    """The position that the commit was made from: the first sequence that the archive did not cover."""
+    found: int | None
+    """The position of the archive now; None if it is unknown."""
+
+    def __str__(self) -> str:
+        now = "elsewhere" if self.found is None else f"at sequence {self.found}"
+        return (
+            f"archive {self.archive}: it was at sequence {self.expected} and is now {now}, so another writer has "
+            "committed to it; nothing was changed. Run one writer for each archive"
+        )
 
 
 class WrongVersion(Conflict):

@@ -46,6 +46,7 @@ EXAMPLES: list[JetSparkError] = [
     errors.ConsumerNameInUse(400, 10148, "consumer already exists"),
     errors.MessageNotFound(404, 10037, "no message found", "ORDERS", "", "sequence 7"),
     errors.WrongLastSequence(400, 10071, "wrong last sequence: 7"),
+    errors.ArchiveMoved("file:///lake/ORDERS", 1201, 1301),
     errors.AtomicPublishDisabled(400, 10174, "atomic publish is disabled"),
     errors.BatchPublishDisabled(400, 10205, "batch publish is disabled"),
     errors.BatchUnknown(400, 10208, "batch publish ID unknown"),

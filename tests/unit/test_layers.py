@@ -7,7 +7,6 @@ Everything is read with ``ast``, so nothing is imported, and imports inside func
 from __future__ import annotations
 
 import ast
-import re
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ _JETSTREAM = _CORE | {"jetstream"}
 _PUBLISH = _JETSTREAM | {"publish"}
 _DRIVERS = _PUBLISH | {"aio", "blocking"}
 _APP = _PUBLISH | {"aio", "blocking", "state", "batcher"}
-_EVERYTHING = _APP | {"server", "app", "spark", "testing", "bench", "dashboard", "demo", "cli"}
+_EVERYTHING = _APP | {"server", "lake", "app", "spark", "testing", "bench", "dashboard", "demo", "cli"}
 
 ROOT = "jetspark"
 """The row of ``jetspark/__init__.py``."""
@@ -40,12 +39,14 @@ LAYERS: dict[str, set[str]] = {
     "batcher": _DRIVERS,
     # Arguments are checked by the same functions everywhere.
     "server": _CORE,
+    # Below `app`, because an archive needs no application, and replay reads archives.
+    "lake": _PUBLISH | {"blocking", "state"},
     # `app.testing` is the test kit of applications.
-    "app": _APP | {"testing", "server"},
-    "spark": _APP | {"app"},
+    "app": _APP | {"testing", "server", "lake"},
+    "spark": _APP | {"app", "lake"},
     "testing": _DRIVERS | {"server"},
     "bench": _DRIVERS,
-    "dashboard": _APP | {"app"},
+    "dashboard": _APP | {"app", "lake"},
     "demo": _APP | {"app", "spark", "server"},
     "cli": (_EVERYTHING - {"cli"}) | {ROOT},
     # `python -m jetspark` is the command line.
@@ -74,6 +75,7 @@ APP_ROOMS = (
     "telemetry",
     "spec",
     "projections",
+    "columns",
     "extents",
     "stream_history",
     "entities",
@@ -85,6 +87,7 @@ APP_ROOMS = (
     "workflows",
     "provisioning",
     "replay",
+    "archive",
     "client",
     "checks",
     "workers",
@@ -146,6 +149,8 @@ PURE = (
     "app.handlers.procedures",
     "app.contracts.tokens",
     "app.topology.declared",
+    "lake.position",
+    "lake.log",
     "spark.options",
     "spark.schema",
     "spark.offsets",
@@ -197,9 +202,12 @@ THIRD_PARTY: dict[str, set[str]] = {
     "cli": {"click", "rich", "typer"},
     "demo": {"rich"},
     "dashboard": {"jinja2", "starlette", "uvicorn"},
+    "lake": {"pyarrow"},
     "spark": {"pandas", "pyarrow", "pyspark"},
     "testing": {"pytest"},
 }
+ARROW_ROOMS = ("app.columns", "app.archive")
+"""Packages of `app` that work on Arrow columns. Applications without Spark or a lake do not import them."""
 
 
 @dataclass(frozen=True)
@@ -328,6 +336,8 @@ def violations(source: str, path: str) -> list[str]:
             found.append((each.line, "benchmarks are not in the wheel"))
         elif is_pure and top in impure:
             found.append((each.line, f"{row} is pure and may not import {each.module}"))
+        elif top == "pyarrow" and _is_within(".".join(parts), ARROW_ROOMS):
+            continue
         elif top not in sys.stdlib_module_names and each.runs_on_import and top not in THIRD_PARTY.get(row, set()):
             found.append((each.line, f"{row} may import {top} inside functions only"))
     return [f"{path}:{line}: {message}" for line, message in sorted(found)]
@@ -350,16 +360,22 @@ def test_every_module_keeps_to_the_layer_table() -> None:
 NAMED_BY_SPARK = ["pyspark_jetstream", "pyspark_jetstream_kv", "pyspark_jetstream_projection"]
 
 
-def test_nothing_but_the_package_for_spark_names_it() -> None:
+@pytest.mark.parametrize(
+    ("library", "users"),
+    [
+        ("pyspark", ("jetspark/spark/",)),
+        ("pyarrow", ("jetspark/spark/", "jetspark/lake/", "jetspark/app/columns/", "jetspark/app/archive/")),
+    ],
+)
+def test_a_library_is_named_only_by_the_packages_that_need_it(library: str, users: tuple[str, ...]) -> None:
     """A name in a text counts, too: what only ``spark`` knows about can be exchanged in one place."""
     naming = [
         path.relative_to(SOURCE.parent).as_posix()
         for path in SOURCE.parent.rglob("*.py")
-        if {"pyspark", "pyarrow"} & {*re.findall(r"pyspark|pyarrow", path.read_text(encoding="utf-8"))}
+        if library in path.read_text(encoding="utf-8")
     ]
-    assert sorted(each for each in naming if not each.startswith("jetspark/spark/")) == [
-        f"{name}.py" for name in NAMED_BY_SPARK
-    ]
+    others = [each for each in naming if not each.startswith(users)]
+    assert [each for each in others if not any(each.startswith(name) for name in NAMED_BY_SPARK)] == []
 
 
 def test_the_table_itself_has_no_cycles() -> None:
