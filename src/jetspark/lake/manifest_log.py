@@ -110,7 +110,7 @@ class ManifestLog:
         """The table at the last manifest of a listing."""
         note = self._store.get(_FULL)
         first = int(self._parsed(_FULL, note)["version"]) if note is not None else 0
-        listed = [each.path for each in self._store.list(FOLDER, after=_path(first - 1) if first else "")]
+        listed = [each.path for each in self._store.files(FOLDER, after=_path(first - 1) if first else "")]
         paths = [path for path in listed if path.startswith(f"{FOLDER}/manifest-")]
         if not paths and note is None:
             return None

@@ -75,7 +75,7 @@ class FileStore(Protocol):
             FileNotFoundError: It does not exist.
         """
 
-    def list(self, prefix: str = "", *, after: str = "") -> Iterator[StoredFile]:
+    def files(self, prefix: str = "", *, after: str = "") -> Iterator[StoredFile]:
         """The files in the folder ``prefix`` and the folders below it, sorted by path; those after a path only."""
 
     def folders(self, path: str = "") -> list[str]:
@@ -177,7 +177,7 @@ class FolderStore:
         with file:
             yield file
 
-    def list(self, prefix: str = "", *, after: str = "") -> Iterator[StoredFile]:
+    def files(self, prefix: str = "", *, after: str = "") -> Iterator[StoredFile]:
         found = []
         with self._translated(prefix):
             for folder, _, names in os.walk(self._root / prefix):
