@@ -66,10 +66,14 @@ def place(request: pytest.FixtureRequest, store: str, tmp_path: Path) -> Place:
     if store == "folder":
         return Place(str(tmp_path / "lake"), request.param, {})
     s3: S3Server = request.getfixturevalue("s3")
+    return _s3_place(s3, request.param, tmp_path)
+
+
+def _s3_place(s3: S3Server, format: str, tmp_path: Path) -> Place:
     options = dict(s3.options)
-    if request.param == "iceberg":
+    if format == "iceberg":
         options["iceberg.uri"] = f"sqlite:///{tmp_path}/catalogue.db"
-    return Place(f"s3://lake/{tmp_path.name}-{request.param}", request.param, options)
+    return Place(f"s3://lake/{tmp_path.name}-{format}", format, options)
 
 
 def sequences(table: ArchiveTable, snapshot: Snapshot) -> list[int]:
@@ -328,6 +332,7 @@ print(won, lost)
 """
 
 
+@pytest.mark.slow
 def test_processes_that_commit_at_once_leave_each_sequence_once(place: Place) -> None:
     table, _ = place.opened()
     tests = str(Path(__file__).parents[1])
@@ -355,7 +360,7 @@ COMMITS = {"delta": "_delta_log/0000", "parquet": "_jetspark/manifest-"}
 
 @pytest.fixture
 def s3_place(request: pytest.FixtureRequest, s3: S3Server, tmp_path: Path) -> Place:
-    return Place(f"s3://lake/{tmp_path.name}-{request.param}", request.param, s3.options)
+    return _s3_place(s3, request.param, tmp_path)
 
 
 @pytest.mark.parametrize("fault", ["503 before", "503 after", "cut before", "cut after"])
@@ -408,8 +413,15 @@ def test_a_store_that_stays_away_is_an_error_that_may_pass(
     assert sequences(table, table.log.commit(snapshot, position_at(snapshot, 11), add=[file])) == list(range(1, 11))
 
 
-@pytest.mark.parametrize("fault", ["503 before", "503 after", "cut before", "cut after"])
-@pytest.mark.parametrize("s3_place", COMMITS, indirect=True)
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("s3_place", "fault"),
+    [
+        *((format, fault) for format in COMMITS for fault in ("503 before", "503 after", "cut before", "cut after")),
+        ("iceberg", "cut after"),  # its library waits long before it tries again
+    ],
+    indirect=["s3_place"],
+)
 def test_any_request_may_fail_once(s3_place: Place, s3: S3Server, fault: Fault) -> None:
     """Every third request fails, whatever it is; the one after it is the library's next attempt."""
     count = 0
@@ -520,6 +532,65 @@ def test_a_store_without_conditional_writes_is_refused(s3: S3Server, tmp_path: P
             place.opened()
         assert place.open().snapshot() is None
         assert list(place.open().store.files()) == []
+
+
+def test_iceberg_in_an_object_store_needs_a_catalogue(s3: S3Server) -> None:
+    table = open_table("s3://lake/none", IDENTITY, format="iceberg", options=s3.options)
+    with pytest.raises(ConfigError, match=r"give the option iceberg.catalog.*such as iceberg.uri"):
+        table.open_for_writing(1, epoch=1)
+    options = s3.options | {"iceberg.catalog": "nowhere"}
+    with pytest.raises(ConfigError, match=r"catalogue 'nowhere'"):
+        open_table("s3://lake/none", IDENTITY, format="iceberg", options=options).open_for_writing(1, epoch=1)
+
+
+def test_an_iceberg_table_is_not_taken_for_an_empty_one_in_another_catalogue(tmp_path: Path) -> None:
+    table, snapshot = Place(str(tmp_path), "iceberg", {}).opened()
+    append(table, snapshot, 10)
+    other = Place(str(tmp_path), "iceberg", {"iceberg.uri": f"sqlite:///{tmp_path}/other.db"})
+    with pytest.raises(ArchiveDamaged, match="its files are there; give its catalogue"):
+        other.opened()
+
+
+def test_a_creation_that_was_cut_short_is_done_again(tmp_path: Path) -> None:
+    place = Place(str(tmp_path), "iceberg", {})
+    place.open().store.put("metadata/00000-of-a-killed-writer.metadata.json", b"{")
+    assert place.open().snapshot() is None
+    _, snapshot = place.opened()
+    assert place.open().snapshot() == snapshot
+
+
+@pytest.mark.parametrize("landed", [False, True], ids=["refused", "done"])
+def test_an_iceberg_commit_whose_answer_is_lost_is_done_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, landed: bool
+) -> None:
+    """The catalogue's answer is lost; nothing else is known."""
+    from pyiceberg.catalog.sql import SqlCatalog
+
+    table, snapshot = Place(str(tmp_path), "iceberg", {}).opened()
+    real, failed = SqlCatalog.commit_table, []
+
+    def commit_table(*arguments: Any) -> Any:
+        if landed or failed:
+            answer = real(*arguments)
+        if not failed:
+            failed.append(True)
+            raise ConnectionError("the connection was reset")
+        return answer
+
+    monkeypatch.setattr(SqlCatalog, "commit_table", commit_table)
+    snapshot = append(table, snapshot, 10)
+    assert failed
+    assert sequences(table, append(table, snapshot, 5)) == list(range(1, 16))
+    assert len(_current(table).files) == 2
+
+
+def test_an_iceberg_table_whose_retries_were_turned_on_is_refused(tmp_path: Path) -> None:
+    place = Place(str(tmp_path), "iceberg", {})
+    _, snapshot = place.opened()
+    with _catalogue_table(place).transaction() as transaction:
+        transaction.set_properties({"commit.retry.num-retries": "4"})
+    with pytest.raises(ArchiveDamaged, match="must be 0: set it to 0"):
+        append(place.open(), snapshot, 10)
 
 
 def test_secrets_are_in_no_text(s3: S3Server, caplog: pytest.LogCaptureFixture) -> None:

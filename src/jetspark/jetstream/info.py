@@ -274,7 +274,7 @@ def _without_place(block: bytes) -> bytes | None:
     """The block of a message's own headers, before the server took its blank line off and appended its headers.
 
     The server does the same to an empty block and to none; here both are none. A publisher's block that did not end
-    with a blank line has lost its last two bytes on this way.
+    with a line break has lost its last two bytes on this way.
     """
     own = block[: block.rfind(b"Nats-Stream:")]
     return None if own == b"NATS/1.0\r\n" else own + b"\r\n"

@@ -154,7 +154,7 @@ class CloudStore:
             )
             for chunk in chunks:
                 for each in chunk:
-                    yield StoredFile(each["path"][skipped:], each["size"])
+                    yield StoredFile(each["path"][skipped:], each["size"], each["last_modified"].timestamp())
 
     def folders(self, path: str = "") -> list[str]:
         import obstore

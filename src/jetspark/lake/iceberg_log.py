@@ -13,6 +13,7 @@ default is a SQLite file at the root of the archive.
 from __future__ import annotations
 
 import datetime
+import errno
 import functools
 import re
 import secrets
@@ -64,6 +65,7 @@ _TOKEN, _STREAM, _CREATED = "jetspark.commit", "jetspark.stream", "jetspark.crea
 _FIRST, _NEXT, _EPOCH = "jetspark.first", "jetspark.next", "jetspark.epoch"
 _RETRIES = "commit.retry.num-retries"
 _SEQUENCE_ID, _TIMESTAMP_ID, _TIME_NS_ID, _DAY_ID = 1, 5, 6, 10
+_REFUSALS = {errno.EACCES, errno.EDQUOT, errno.ENOSPC, errno.ENOTDIR, errno.EPERM, errno.EROFS}
 _EPOCH_DAY = datetime.date(1970, 1, 1)
 
 # What pyiceberg calls our options.
@@ -240,9 +242,9 @@ class IcebergLog:
         if isinstance(error, JetSparkError):
             return error
         known = {**self._store.storage_options, **self._options}
-        if isinstance(error, OSError):
+        if isinstance(error, OSError) and error.errno in _REFUSALS:
             return store_error(self._store.uri, error, known)
-        if isinstance(error, ValidationError | ValueError | KeyError | TypeError):
+        if isinstance(error, FileNotFoundError | ValidationError | ValueError | KeyError | TypeError):
             reason = without_secrets(str(error).partition("\n")[0], known)
             return ArchiveDamaged(self._store.uri, f"pyiceberg cannot use it: {reason}")
         kind = StoreRefused if isinstance(error, ForbiddenError | UnauthorizedError) else StoreUnavailable
