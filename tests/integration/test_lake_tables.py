@@ -17,12 +17,13 @@ import pytest
 pytest.importorskip("pyarrow")
 pytest.importorskip("deltalake")
 
-from support.archived import IDENTITY, append, contents, position_at, rows_in, stored, written
+from support.archived import IDENTITY, append, block_at, contents, position_at, rows_in, stored, written
 from support.object_stores import Fault, S3Server, s3_server
 
 from jetspark.errors import ArchiveDamaged, ArchiveMoved, ConfigError, JetSparkError, StoreUnavailable
-from jetspark.lake import cloud_store
+from jetspark.lake import cloud_store, unknown_outcomes
 from jetspark.lake.archive import FORMATS, ArchiveTable, find_tables, open_table, raw_folder
+from jetspark.lake.parquet_files import read_footer, read_rows
 from jetspark.lake.position import Snapshot, StreamIdentity
 
 STORES = ("folder", "s3")
@@ -106,7 +107,7 @@ def test_commits_are_read_by_others_as_they_were_written(place: Place) -> None:
     assert [(each.begin, each.end) for each in snapshot.files] == [(1, 11), (11, 12), (12, 37)]
     assert snapshot.position.next == 37
     assert contents(rows_in(reader, snapshot.files)) == contents(
-        stored(sequence, data=b"%d" % sequence) for sequence in range(1, 37)
+        stored(sequence, data=b"%d" % sequence, block=block_at(sequence)) for sequence in range(1, 37)
     )
 
 
@@ -203,12 +204,16 @@ def test_other_engines_read_the_same_rows(place: Place, store: str, monkeypatch:
         frames.append(polars.scan_delta(table.uri, storage_options=options or None))
     if place.format == "iceberg":
         monkeypatch.setenv("POLARS_ICEBERG_PLANNER", "pyiceberg")
-        frames.append(polars.scan_iceberg(_catalogue_table(place), storage_options=options or None))
+        catalogued = _catalogue_table(place)
+        frames.append(polars.scan_iceberg(catalogued, storage_options=options or None))
+        (last,) = catalogued.scan(row_filter="sequence > 149").to_arrow().to_pylist()
+        assert (last["day"].isoformat(), last["headers"]) == ("2026-11-19", [("A", ["150", "x"])])
     for frame in frames:
         found = frame.select(polars.len(), polars.col("sequence").sum(), polars.col("day").min().cast(polars.String))
         assert found.collect().row(0) == (150, 11325, "2026-11-19")
         (last,) = frame.filter(polars.col("sequence") == 150).collect().to_dicts()
-        assert (last["subject"], last["data"], len(last["headers"])) == ("orders.o-1.paid", b"payload", 0)
+        assert (last["subject"], last["data"]) == ("orders.o-1.paid", b"payload")
+        assert last["headers"] in ({"A": ["150", "x"]}, [{"key": "A", "value": ["150", "x"]}])
 
 
 def _catalogue_table(place: Place) -> Any:
@@ -363,6 +368,15 @@ def s3_place(request: pytest.FixtureRequest, s3: S3Server, tmp_path: Path) -> Pl
     return _s3_place(s3, request.param, tmp_path)
 
 
+@pytest.fixture
+def s3_table(s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ArchiveTable:
+    """A table with one file, in a store that is not asked again for long."""
+    monkeypatch.setattr(cloud_store, "MAX_RETRIES", 1)
+    table, snapshot = _s3_place(s3, "parquet", tmp_path).opened()
+    append(table, snapshot, 10)
+    return table
+
+
 @pytest.mark.parametrize("fault", ["503 before", "503 after", "cut before", "cut after"])
 @pytest.mark.parametrize("s3_place", COMMITS, indirect=True)
 def test_a_commit_whose_answer_is_lost_is_done_once(s3_place: Place, s3: S3Server, fault: Fault) -> None:
@@ -397,8 +411,7 @@ def test_a_store_that_stays_away_is_an_error_that_may_pass(
     s3_place: Place, s3: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cloud_store, "MAX_RETRIES", 1)
-    monkeypatch.setattr(cloud_store, "CREATE_ATTEMPTS", 2)
-    monkeypatch.setattr("jetspark.lake.delta_log.COMMIT_ATTEMPTS", 2)
+    monkeypatch.setattr(unknown_outcomes, "ATTEMPTS", 2)
     table, snapshot = s3_place.opened()
     (file,) = written(table, 1, 11)
     s3.failing_once("PUT", COMMITS[s3_place.format], "cut before", times=100)
@@ -439,6 +452,25 @@ def test_any_request_may_fail_once(s3_place: Place, s3: S3Server, fault: Fault) 
     assert reader.snapshot() == snapshot
     assert sequences(reader, snapshot) == list(range(1, 301))
     assert count > 30
+
+
+def test_a_data_file_that_is_missing_is_an_error(place: Place) -> None:
+    table, snapshot = place.opened()
+    snapshot = append(table, snapshot, 10)
+    (file,) = snapshot.files
+    table.store.delete([file.path])
+    for reading in (lambda: list(read_rows(table.store, file)), lambda: read_footer(table.store, file)):
+        with pytest.raises(ArchiveDamaged, match=r"file day=2026-11-19/0.* is missing"):
+            reading()
+
+
+def test_a_data_file_that_cannot_be_reached_is_an_error_that_may_pass(s3_table: ArchiveTable, s3: S3Server) -> None:
+    (file,) = _current(s3_table).files
+    failed = s3.failing_once("GET", ".parquet", "503 before", times=1000)
+    with pytest.raises(StoreUnavailable) as caught:
+        list(read_rows(s3_table.store, file))
+    assert caught.value.may_pass
+    assert failed
 
 
 # ---- what is refused -------------------------------------------------------------------------------------------------
@@ -567,7 +599,7 @@ def test_an_iceberg_commit_whose_answer_is_lost_is_done_once(
     from pyiceberg.catalog.sql import SqlCatalog
 
     table, snapshot = Place(str(tmp_path), "iceberg", {}).opened()
-    real, failed = SqlCatalog.commit_table, []
+    real, failed = SqlCatalog.commit_table, list[bool]()
 
     def commit_table(*arguments: Any) -> Any:
         if landed or failed:

@@ -197,6 +197,9 @@ def test_a_file_that_is_missing_cut_or_not_ours_is_an_error(tmp_path: Path) -> N
     path.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(ArchiveDamaged, match=r"day=2026-11-19/0.*cannot be read"):
         next(iter(read_rows(store, file)))
+    path.write_bytes(whole[:40] + b"\xff" * 40 + whole[80:])
+    with pytest.raises(ArchiveDamaged, match="cannot be read"):
+        list(read_rows(store, file))
     pq.write_table(pa.table({"sequence": [1]}), path)
     with pytest.raises(ArchiveDamaged, match="no footer of JetSpark"):
         read_footer(store, file)

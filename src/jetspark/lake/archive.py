@@ -90,7 +90,7 @@ def open_table(
 
     Args:
         root: The URI of the archive; see :func:`~jetspark.lake.store.open_store`.
-        format: One of ``FORMATS``; None for that of the table, or the default one if there is no table.
+        format: One of ``FORMATS``. By default the format of the existing table, or ``delta``.
 
     Raises:
         ConfigError: The root, the format or an option cannot be used, or the table has another format.
@@ -151,7 +151,7 @@ def _format_of(store: FileStore) -> str | None:
     """The format of a table by its folders; None if the folder has no files.
 
     Raises:
-        ConfigError: The folder has files, and is no table.
+        ConfigError: The folder has files of another program.
     """
     folders = store.folders()
     found = next((format for folder, format in _MARKS.items() if folder in folders), None)

@@ -106,7 +106,7 @@ class FolderStore:
     def files(self, prefix: str = "", *, after: str = "") -> Iterator[StoredFile]:
         found = []
         with self._translated(prefix):
-            for folder, _, names in os.walk(self._root / prefix):
+            for folder, _, names in os.walk(self._root / prefix, onerror=_unless_missing):
                 for name in names:
                     path = Path(folder, name)
                     relative = path.relative_to(self._root).as_posix()
@@ -139,8 +139,13 @@ class FolderStore:
             raise StoreRefused(self.uri, f"{what}; give a folder that this user may write and that has room") from error
 
 
+def _unless_missing(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise error
+
+
 def _sync(path: Path) -> None:
-    """Make a file, or the names in a folder, survive a loss of power: what is trimmed from the stream is only here."""
+    """Make a file, or the names in a folder, survive a loss of power: a trimmed stream has no other copy."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

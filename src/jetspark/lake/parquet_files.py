@@ -293,7 +293,7 @@ def _opened(store: FileStore, file: DataFile) -> Iterator[Any]:
             yield parquet
     except FileNotFoundError as error:
         raise ArchiveDamaged(store.uri, f"file {file.path} is missing; restore it from a backup") from error
-    except pa.ArrowInvalid as error:
+    except (pa.ArrowInvalid, OSError) as error:
         raise ArchiveDamaged(store.uri, f"file {file.path} cannot be read: {error}") from error
 
 
