@@ -21,7 +21,7 @@ from support.archived import IDENTITY, append, block_at, contents, position_at, 
 from support.object_stores import Fault, S3Server, s3_server
 
 from jetspark.errors import ArchiveDamaged, ArchiveMoved, ConfigError, JetSparkError, StoreUnavailable
-from jetspark.lake import cloud_store, unknown_outcomes
+from jetspark.lake import cloud_store, delta_log, unknown_outcomes
 from jetspark.lake.archive import FORMATS, ArchiveTable, find_tables, open_table, raw_folder
 from jetspark.lake.parquet_files import read_footer, read_rows
 from jetspark.lake.position import Snapshot, StreamIdentity
@@ -377,7 +377,7 @@ def s3_table(s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> A
     return table
 
 
-@pytest.mark.parametrize("fault", ["503 before", "503 after", "cut before", "cut after"])
+@pytest.mark.parametrize("fault", ["409 before", "503 before", "503 after", "cut before", "cut after"])
 @pytest.mark.parametrize("s3_place", COMMITS, indirect=True)
 def test_a_commit_whose_answer_is_lost_is_done_once(s3_place: Place, s3: S3Server, fault: Fault) -> None:
     failed = s3.failing_once("PUT", COMMITS[s3_place.format], fault)
@@ -411,6 +411,7 @@ def test_a_store_that_stays_away_is_an_error_that_may_pass(
     s3_place: Place, s3: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cloud_store, "MAX_RETRIES", 1)
+    monkeypatch.setattr(delta_log, "MAX_RETRIES", 1)
     monkeypatch.setattr(unknown_outcomes, "ATTEMPTS", 2)
     table, snapshot = s3_place.opened()
     (file,) = written(table, 1, 11)

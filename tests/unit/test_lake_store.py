@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 from pathlib import Path
 
@@ -139,6 +141,19 @@ def test_the_format_parquet_needs_pyarrow_only(tmp_path: Path, monkeypatch: pyte
         monkeypatch.setitem(sys.modules, library, None)
     open_table(str(tmp_path), IDENTITY, format="parquet").open_for_writing(1, epoch=1)
     assert [each.format for each in find_tables(str(tmp_path))] == ["parquet"]
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_file_system_without_hard_links_is_refused(
+    tmp_path: Path, format: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def link(source: Path, target: Path) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "link", link)
+    with pytest.raises(ConfigError, match=r"no hard links.*use a folder on another one"):
+        open_table(str(tmp_path), IDENTITY, format=format).open_for_writing(1, epoch=1)
+    assert [each for each in tmp_path.rglob("*") if each.is_file()] == []
 
 
 class Careless(FolderStore):

@@ -47,7 +47,7 @@ _MARKUP = re.compile(r"\x1b\[\d+m|↳|\s+")
 _QUERY = re.compile(r"\?[^\s)]*")
 _REASON_CHARS = 500
 _REFUSALS = ("PermissionDeniedError", "UnauthenticatedError", "InvalidPathError")
-_TRY_AGAIN = {408, 429}
+_TRY_AGAIN = {408, 409, 429}
 
 
 class CloudStore:
@@ -98,8 +98,9 @@ class CloudStore:
                     obstore.put(self._store, self._path(path), data, mode="create", use_multipart=False)
                 return True
             except AlreadyExistsError:
-                # By another writer, or by an earlier attempt, perhaps inside the library, whose answer was lost.
-                return self.get(path) == data
+                # By another writer, or by an earlier attempt, perhaps inside the library, whose answer was lost. Or S3
+                # saw two writes at the same moment, and did neither of them (409).
+                raise StoreUnavailable(self.uri, f"{path}: two conditional writes at once") from None
             except FileNotFoundError:
                 raise self._no_bucket() from None
 

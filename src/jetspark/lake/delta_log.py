@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 
-from jetspark.errors import ArchiveDamaged, ArchiveMoved, JetSparkError, MissingExtra
-from jetspark.lake.cloud_store import store_error
+from jetspark.errors import ArchiveDamaged, ArchiveMoved, JetSparkError, MissingExtra, StoreUnavailable
+from jetspark.lake.cloud_store import MAX_RETRIES, RETRY_S, store_error
 from jetspark.lake.position import (
     ArchivePosition,
     DataFile,
@@ -64,6 +64,9 @@ class DeltaLog:
             raise MissingExtra("an archive in the format 'delta'", "lake") from error
         self._library = deltalake
         self._store = store
+        # As often and as long as other requests to the store are tried.
+        retries = {"max_retries": str(MAX_RETRIES), "retry_timeout": f"{RETRY_S:g}s"} if "://" in store.uri else {}
+        self._options = {**retries, **store.storage_options}
         self._table: DeltaTable | None = None
         self._latest: Snapshot | None = None
 
@@ -91,7 +94,7 @@ class DeltaLog:
                     _STREAM: identity.stream,
                     _CREATED: identity.created,
                 },
-                storage_options=dict(self._store.storage_options),
+                storage_options=self._options,
                 commit_properties=properties,
                 raise_if_key_not_exists=False,
             )
@@ -170,19 +173,23 @@ class DeltaLog:
     # ---- reading -------------------------------------------------------------------------------------------------
 
     def _open(self) -> DeltaTable:
-        return self._library.DeltaTable(self._store.location(""), storage_options=dict(self._store.storage_options))
+        return self._library.DeltaTable(self._store.location(""), storage_options=self._options)
 
     def _reading(self, read: Callable[[], T]) -> T:
         try:
             return read()
         except Exception as error:
             # The library's own error may show a signed address.
-            raise self._problem(error) from None
+            if _is_of_store(error):
+                raise self._problem(error) from None
+            raise ArchiveDamaged(self._store.uri, f"delta-rs cannot read it: {_first_line(error)}") from None
 
     def _problem(self, error: Exception) -> JetSparkError:
-        if isinstance(error, OSError) or "Error performing" in str(error):
+        """The error of a commit that is not in the log."""
+        if _is_of_store(error):
             return store_error(self._store.uri, error, self._store.storage_options)
-        return ArchiveDamaged(self._store.uri, f"delta-rs cannot use it: {str(error).partition(chr(10))[0]}")
+        # Also where S3 saw two writes of a version at the same moment, and did neither of them (409).
+        return StoreUnavailable(self._store.uri, f"delta-rs: {_first_line(error)}")
 
     def _read(self, table: DeltaTable) -> Snapshot:
         configuration = table.metadata().configuration
@@ -203,6 +210,14 @@ class DeltaLog:
             raise ArchiveDamaged(self._store.uri, reason) from error
         position = ArchivePosition(identity=identity, first=first, next=last + 1, epoch=epoch)
         return checked_snapshot(self._store.uri, position, files, table.version())
+
+
+def _is_of_store(error: Exception) -> bool:
+    return isinstance(error, OSError) or "Error performing" in str(error)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
 
 
 def _app_id(identity: StreamIdentity) -> str:

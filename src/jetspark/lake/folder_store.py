@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
@@ -12,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from jetspark.errors import StoreRefused
+from jetspark.errors import ConfigError, StoreRefused
 
 __all__ = ["SCRATCH", "FolderStore", "StoredFile"]
 
@@ -68,6 +69,13 @@ class FolderStore:
                 os.link(scratch, target)
             except FileExistsError:
                 return False
+            except OSError as error:
+                if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS):
+                    raise
+                raise ConfigError(
+                    f"archive {self.uri}: its file system has no hard links, which commits need ({error.strerror}); "
+                    "use a folder on another one, or an object store"
+                ) from error
             _sync(target.parent)
             return True
 

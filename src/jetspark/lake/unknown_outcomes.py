@@ -12,8 +12,8 @@ __all__ = ["done_once"]
 
 T = TypeVar("T")
 
-# The library's own attempts come before each of these. The pauses add up to 6 seconds.
-ATTEMPTS = 6
+# Each of these is several attempts of the library, which take up to a minute.
+ATTEMPTS = 4
 PAUSE_S = 0.2
 
 
