@@ -503,8 +503,26 @@ def test_a_table_that_was_moved_to_another_stream_is_refused(tmp_path: Path, for
 def test_a_folder_with_other_files_is_refused(place: Place) -> None:
     table = place.open()
     table.store.put("data/part-0.parquet", b"x")
-    with pytest.raises(ConfigError, match=r"has the folder 'data', and is no table of an archive"):
+    with pytest.raises(ConfigError, match=r"has the folder 'data', which no archive has; give another root"):
         place.open()
+
+
+def test_data_files_without_a_log_are_not_an_empty_table(place: Place) -> None:
+    table, snapshot = place.opened()
+    append(table, snapshot, 10)
+    table.store.delete([each.path for each in table.store.files() if not each.path.startswith("day=")])
+    with pytest.raises(ArchiveDamaged, match="has data files and no log|pyiceberg cannot use it"):
+        place.opened()
+
+
+def test_an_archive_may_have_tables_of_several_formats(tmp_path: Path) -> None:
+    for number, format in enumerate(FORMATS):
+        identity = StreamIdentity(f"S{number}", IDENTITY.created)
+        open_table(str(tmp_path), identity, format=format).open_for_writing(1, epoch=1)
+    options = {"iceberg.uri": f"sqlite:///{tmp_path}/iceberg.db"}
+    for found in (find_tables(str(tmp_path)), find_tables(str(tmp_path), options=options)):
+        assert [each.format for each in found] == list(FORMATS)
+        assert [_current(each).position.next for each in found] == [1, 1, 1]
 
 
 def test_a_delta_table_that_is_not_ours_is_refused(tmp_path: Path) -> None:

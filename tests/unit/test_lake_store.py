@@ -116,7 +116,7 @@ def test_options_are_those_of_the_object_store() -> None:
 
 
 def test_a_catalogue_is_of_iceberg_only(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"option 'iceberg.uri': the table has the format 'delta', and no catalogue"):
+    with pytest.raises(ConfigError, match=r"option 'iceberg.uri': the format 'delta' has no catalogue"):
         open_table(str(tmp_path), IDENTITY, options={"iceberg.uri": "sqlite://"})
 
 

@@ -202,11 +202,7 @@ def store_error(uri: str, error: Exception, options: Mapping[str, str]) -> JetSp
     if code is not None:
         reason = f"{reason} ({code[1]})"
     reason = without_secrets(reason, options)
-    is_refusal = "://" not in uri or type(error).__name__ in (
-        "PermissionDeniedError",
-        "UnauthenticatedError",
-        "InvalidPathError",
-    )
+    is_refusal = "://" not in uri or type(error).__name__ in _REFUSALS
     if is_refusal or (status is not None and status[1][0] == "4" and int(status[1]) not in _TRY_AGAIN):
         return StoreRefused(uri, f"{reason}; check bucket, permissions and options")
     return StoreUnavailable(uri, reason)
