@@ -511,7 +511,7 @@ def test_data_files_without_a_log_are_not_an_empty_table(place: Place) -> None:
     table, snapshot = place.opened()
     append(table, snapshot, 10)
     table.store.delete([each.path for each in table.store.files() if not each.path.startswith("day=")])
-    with pytest.raises(ArchiveDamaged, match="has data files and no log|pyiceberg cannot use it"):
+    with pytest.raises(ArchiveDamaged, match=r"has data files and no log|pyiceberg cannot use it"):
         place.opened()
 
 

@@ -156,7 +156,7 @@ def _identities(store: FileStore) -> Iterator[StreamIdentity]:
 
 
 def _format_of(store: FileStore) -> str | None:
-    """The format of a table by its folders; None if there is no table.
+    """The format of a table by its folders; None before it exists.
 
     Raises:
         ConfigError: The folder has files of another program.
