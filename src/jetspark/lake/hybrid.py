@@ -1,0 +1,228 @@
+"""One history of an archive and its stream: the part of a range that is read from each. Pure.
+
+An archive covers ``[first, next)``, and the stream has what its limits have left. They overlap where messages are
+archived and not removed yet. Everything that the archive covers is read from it, and the rest from the stream, so that
+a reader depends as little as possible on what the stream removes while it reads::
+
+    archive        |first ............... next|
+    stream                     |first ..................... next|
+    read from      |archive ................. |stream ......... |
+
+A gap is a sequence that neither of them has. It is :class:`~jetspark.errors.DataLoss` for a range that needs it.
+
+The border moves: the archive grows, and the stream loses what was archived. Offsets are sequences of the stream, and
+both have the same message at each of them, so a range gives the same rows wherever its border is. A reader that finds a
+part missing, in the stream or in the archive, opens the archive again and continues at its position there
+(:class:`HybridCursor`).
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol, Self
+
+from jetspark.errors import ConfigError, DataLoss, StreamRecreated, StreamWentBack
+from jetspark.lake.position import ArchivePosition, StreamIdentity
+from jetspark.state.scan import Head, Range
+
+__all__ = ["CoveredArchive", "HybridCursor", "HybridHead", "HybridRange", "Slice", "deleted_head", "joined"]
+
+# Attempts to read a part that is found missing each time, without a message in between.
+MAX_ATTEMPTS = 5
+
+
+class CoveredArchive(Protocol):
+    """The facts about an archive that planning needs."""
+
+    @property
+    def uri(self) -> str: ...
+
+    @property
+    def position(self) -> ArchivePosition: ...
+
+    @property
+    def rows(self) -> int: ...
+
+    @property
+    def bytes_per_message(self) -> float:
+        """An estimate."""
+
+    def count_from(self, sequence: int) -> int:
+        """The number of messages from a sequence on."""
+
+    def sequence_at(self, moment: datetime.datetime) -> int | None:
+        """The first message stored at or after a moment; None if there is none."""
+
+    def within(self, start: int, end: int) -> Self:
+        """The same archive with only the files of a range, to be sent to a task."""
+
+    def reopened(self) -> Self:
+        """The archive as it is now, with all files."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HybridHead(Head):
+    """A stream that begins in its archive."""
+
+    tail: Head
+    """The stream alone."""
+    archive: CoveredArchive
+
+    def first_loss(self, start: int, end: int) -> range | None:
+        covered, tail = self.archive.position, self.tail
+        begin = covered.next if covered.first <= start < covered.next else start
+        if begin >= min(end, tail.whole_from):
+            return None
+        there = max(tail.first, begin + 1)
+        return range(begin, min(there, covered.first) if begin < covered.first < covered.next else there)
+
+    def begin_at(self, moment: datetime.datetime, found: int) -> int:
+        """The first sequence stored at or after a moment.
+
+        Args:
+            found: The answer of the stream alone.
+        """
+        archived, covered = self.archive.sequence_at(moment), self.archive.position
+        if archived is None and covered.next < self.tail.whole_from and found <= self.tail.first:
+            return covered.next  # messages of the gap may be of this time
+        return found if archived is None else min(found, archived)
+
+    def count_from(self, sequence: int, in_stream: Callable[[int], int]) -> int:
+        """The number of messages from a sequence on; ``in_stream`` counts those of the stream."""
+        covered = self.archive.position
+        count = self.archive.count_from(sequence) + in_stream(max(sequence, covered.next))
+        return count + (in_stream(sequence) - in_stream(covered.first) if sequence < covered.first else 0)
+
+    def range_of(self, part: Range) -> HybridRange:
+        """A range of this stream as a task reads it."""
+        return HybridRange(
+            part.stream,
+            part.created,
+            part.start,
+            part.end,
+            part.subjects,
+            part.is_earliest,
+            archive=self.archive.within(part.start, part.end),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HybridRange(Range):
+    """A range, and the files of the archive that have a part of it."""
+
+    archive: CoveredArchive
+    is_kept: bool = False
+    """Nothing that counts was removed from the stream, though it may begin later (:mod:`jetspark.state.losses`)."""
+
+
+def joined(head: Head, archive: CoveredArchive, *, is_older: bool = False) -> HybridHead:
+    """A stream and its archive as one history.
+
+    Args:
+        is_older: The archive was read before the stream, which therefore has at least as many sequences.
+
+    Raises:
+        ConfigError: The archive is of another stream.
+        StreamRecreated: The archive is of another incarnation of the stream.
+        StreamWentBack: The stream ends before the archive.
+    """
+    covered = archive.position
+    _check_identity(covered.identity, StreamIdentity(head.stream, head.created), archive.uri)
+    if is_older and covered.next > head.next:
+        raise StreamWentBack(head.stream, covered.next, head.next)
+    is_empty = covered.first == covered.next
+    first = head.first if is_empty else min(covered.first, head.first)
+    size = head.bytes_per_message or archive.bytes_per_message
+    in_stream = max(0, head.next - max(head.first, covered.next)) - min(head.missing, head.next - head.first)
+    messages = archive.rows + max(0, in_stream)
+    return HybridHead(
+        head.stream,
+        head.created,
+        first,
+        head.next,
+        size * messages / max(1, head.next - first),
+        max(0, head.next - first - messages),
+        size,
+        head.kept_from,
+        tail=head,
+        archive=archive,
+    )
+
+
+def deleted_head(archive: CoveredArchive) -> Head:
+    """The head that stands for a stream that does not exist any more: it ended where its archive ends."""
+    covered = archive.position
+    return Head(covered.identity.stream, covered.identity.created, covered.next, covered.next)
+
+
+def _check_identity(archived: StreamIdentity, found: StreamIdentity, uri: str) -> None:
+    if archived.stream != found.stream:
+        raise ConfigError(f"archive {uri} is of stream {archived.stream!r}: expected one of stream {found.stream!r}")
+    if archived.created != found.created:
+        remedy = (
+            f"archive {uri} is of the former one: archive the present stream, too, or restore the former one from its "
+            "archive into a stream of another name"
+        )
+        raise StreamRecreated(found.stream, archived.created, found.created, remedy)
+
+
+class Slice(NamedTuple):
+    """A part of a range that comes from one place."""
+
+    start: int
+    end: int
+    is_archived: bool
+
+
+class HybridCursor:
+    """The position of one reader in a range, and where the next messages come from."""
+
+    def __init__(self, part: HybridRange) -> None:
+        self._part, self.next = part, part.start
+        self.archive = part.archive
+        self._attempts = 0
+
+    def slice(self) -> Slice | None:
+        """The next part of the range; None at its end."""
+        start, end, covered = self.next, self._part.end, self.archive.position
+        if start >= end:
+            return None
+        if covered.first <= start < covered.next:
+            return Slice(start, min(end, covered.next), is_archived=True)
+        if start < covered.first < covered.next:
+            end = min(end, covered.first)
+        return Slice(start, end, is_archived=False)
+
+    def slices(self) -> Iterator[Slice]:
+        """All parts from here on, as far as is known; each counts as read when the next one is taken."""
+        while (found := self.slice()) is not None:
+            yield found
+            self.reached(found.end)
+
+    def in_stream(self, part: Slice) -> Range:
+        """A part to read from the stream."""
+        # What the stream removes from its front before it is read is no loss at the beginning of a history only.
+        covered, whole = self.archive.position, self._part
+        is_beginning = covered.first == covered.next or part.start < covered.first
+        is_early = whole.is_kept or (whole.is_earliest and is_beginning)
+        return Range(whole.stream, whole.created, part.start, part.end, whole.subjects, is_early)
+
+    def reached(self, sequence: int) -> None:
+        """Everything before this sequence was read."""
+        if sequence > self.next:
+            self.next, self._attempts = sequence, 0
+
+    def reopen(self, error: DataLoss | FileNotFoundError) -> bool:
+        """Open the archive again after a part was found missing; True if the reader can continue.
+
+        The stream may have lost messages that were archived since the range was planned, and a compaction replaces
+        files.
+        """
+        self._attempts += 1
+        if self._attempts > MAX_ATTEMPTS:
+            return False
+        self.archive = self.archive.reopened().within(self.next, self._part.end)
+        found = self.slice()
+        return isinstance(error, FileNotFoundError) or (found is not None and found.is_archived)
