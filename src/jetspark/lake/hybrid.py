@@ -20,14 +20,14 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol, Self
 
-from jetspark.errors import ConfigError, DataLoss, StreamRecreated, StreamWentBack
+from jetspark.errors import ArchiveDamaged, ConfigError, DataLoss, StreamRecreated, StreamWentBack
 from jetspark.lake.position import ArchivePosition, StreamIdentity
 from jetspark.state.scan import Head, Range
 
-__all__ = ["CoveredArchive", "HybridCursor", "HybridHead", "HybridRange", "Slice", "deleted_head", "joined"]
+__all__ = ["CoveredArchive", "HybridCursor", "HybridHead", "HybridRange", "Slice", "archive_alone", "joined"]
 
 # Attempts to read a part that is found missing each time, without a message in between.
 MAX_ATTEMPTS = 5
@@ -43,6 +43,10 @@ class CoveredArchive(Protocol):
     def position(self) -> ArchivePosition: ...
 
     @property
+    def version(self) -> object:
+        """Another one after each commit."""
+
+    @property
     def rows(self) -> int: ...
 
     @property
@@ -54,6 +58,9 @@ class CoveredArchive(Protocol):
 
     def sequence_at(self, moment: datetime.datetime) -> int | None:
         """The first message stored at or after a moment; None if there is none."""
+
+    def times(self, start: int, end: int) -> tuple[datetime.datetime, datetime.datetime] | None:
+        """When the first and the last message of a range were stored; None without a message."""
 
     def within(self, start: int, end: int) -> Self:
         """The same archive with only the files of a range, to be sent to a task."""
@@ -69,6 +76,8 @@ class HybridHead(Head):
     tail: Head
     """The stream alone."""
     archive: CoveredArchive
+    is_deleted: bool = False
+    """The stream does not exist any more; ``tail`` is empty."""
 
     def first_loss(self, start: int, end: int) -> range | None:
         covered, tail = self.archive.position, self.tail
@@ -151,10 +160,11 @@ def joined(head: Head, archive: CoveredArchive, *, is_older: bool = False) -> Hy
     )
 
 
-def deleted_head(archive: CoveredArchive) -> Head:
-    """The head that stands for a stream that does not exist any more: it ended where its archive ends."""
+def archive_alone(archive: CoveredArchive) -> HybridHead:
+    """The history of a stream that does not exist any more: it ends where its archive ends."""
     covered = archive.position
-    return Head(covered.identity.stream, covered.identity.created, covered.next, covered.next)
+    identity, end = covered.identity, covered.next
+    return replace(joined(Head(identity.stream, identity.created, end, end), archive), is_deleted=True)
 
 
 def _check_identity(archived: StreamIdentity, found: StreamIdentity, uri: str) -> None:
@@ -214,15 +224,19 @@ class HybridCursor:
         if sequence > self.next:
             self.next, self._attempts = sequence, 0
 
-    def reopen(self, error: DataLoss | FileNotFoundError) -> bool:
-        """Open the archive again after a part was found missing; True if the reader can continue.
+    def can_continue(self, error: DataLoss | ArchiveDamaged) -> bool:
+        """Open the archive again after a part was found missing; True if it has the part now.
 
         The stream may have lost messages that were archived since the range was planned, and a compaction replaces
-        files.
+        files. Messages that the archive itself has lost do not come back.
         """
-        self._attempts += 1
-        if self._attempts > MAX_ATTEMPTS:
+        part, self._attempts = self.slice(), self._attempts + 1
+        is_of_archive = part is not None and part.is_archived
+        if self._attempts > MAX_ATTEMPTS or (is_of_archive and isinstance(error, DataLoss)):
             return False
+        version = self.archive.version
         self.archive = self.archive.reopened().within(self.next, self._part.end)
-        found = self.slice()
-        return isinstance(error, FileNotFoundError) or (found is not None and found.is_archived)
+        if is_of_archive:
+            return self.archive.version != version
+        part = self.slice()
+        return part is not None and part.is_archived

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import datetime
 import logging
+from bisect import bisect_left, bisect_right
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -17,11 +18,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from jetspark.core.subjects import on_one_of
-from jetspark.errors import ConfigError, DataLoss
+from jetspark.errors import ConfigError, DataLoss, StreamNotFound
 from jetspark.jetstream.info import StoredMessage
 from jetspark.jetstream.wire import parse_time
 from jetspark.lake.archive import find_tables, open_table, raw_folder
-from jetspark.lake.hybrid import deleted_head, joined
+from jetspark.lake.hybrid import HybridHead, archive_alone, joined
 from jetspark.lake.parquet_files import read_footer, read_rows
 from jetspark.lake.position import ArchivePosition, DataFile, Snapshot, StreamIdentity
 from jetspark.lake.rows import RAW_SCHEMA, messages_of
@@ -118,7 +119,9 @@ class ArchiveReader:
         return 4 * sum(each.size_bytes for each in self.files) / max(1, self.rows)
 
     def within(self, start: int, end: int) -> ArchiveReader:
-        files = tuple(each for each in self.files if each.begin < end and start < each.end)
+        files = self.files
+        files = files[bisect_right(files, start, key=lambda each: each.end) :]
+        files = files[: bisect_left(files, end, key=lambda each: each.begin)]
         return replace(self, snapshot=replace(self.snapshot, files=files))
 
     def reopened(self) -> ArchiveReader:
@@ -267,6 +270,8 @@ class Archives:
         self._root, self._may_lack = root, may_lack
         self._readers: dict[str, ArchiveReader | None] = {}
         self._fresh: set[str] = set()
+        self.has_gap = False
+        """The last archive was opened once more, because the stream begins behind its end."""
 
     def open(self, streams: Iterable[str]) -> None:
         """Open the archives of streams, before their heads are read: so a stream that went back is noticed."""
@@ -277,6 +282,8 @@ class Archives:
 
     def extend(self, head: Head) -> Head:
         """A stream and its archive as one history; ``head`` itself without an archive."""
+        if isinstance(head, HybridHead):
+            return head
         is_older = head.stream in self._fresh
         self.open([head.stream])
         self._fresh.discard(head.stream)
@@ -284,17 +291,32 @@ class Archives:
         if reader is None:
             return head
         whole = joined(head, reader, is_older=is_older)
-        if whole.first_loss(whole.first, whole.next) is not None:
+        self.has_gap = whole.first_loss(whole.first, whole.next) is not None
+        if self.has_gap:
             # The stream has lost more since, which the archive may have by now.
             self._readers[head.stream] = reader = reader.reopened()
             whole = joined(head, reader)
         return whole
 
-    def deleted(self, stream: str) -> Head | None:
-        """The head of a stream that does not exist any more, by its archive; None without an archive."""
+    def alone(self, stream: str) -> HybridHead | None:
+        """The history of a stream that does not exist any more; None without an archive of it."""
         self.open([stream])
         reader = self._readers.get(stream)
-        return None if reader is None else joined(deleted_head(reader), reader)
+        return None if reader is None else archive_alone(reader)
+
+    def whole(self, stream: str, look: Callable[[], Head]) -> Head:
+        """The history of a stream, which need not exist any more; ``look`` returns its head.
+
+        Raises:
+            StreamNotFound: The stream does not exist and has no archive.
+        """
+        self.open([stream])
+        try:
+            return self.extend(look())
+        except StreamNotFound:
+            if (alone := self.alone(stream)) is None:
+                raise
+            return alone
 
     def _open(self, root: ArchiveRoot, stream: str) -> ArchiveReader | None:
         try:

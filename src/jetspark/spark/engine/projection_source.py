@@ -12,6 +12,9 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Inp
 
 from jetspark.blocking import JetStream
 from jetspark.core.gc_tuning import seldom_collecting
+from jetspark.errors import StreamNotFound
+from jetspark.lake.hybrid import HybridRange
+from jetspark.lake.reading import Archives
 from jetspark.spark.connections import patiently
 from jetspark.spark.engine.coverage import Covered
 from jetspark.spark.engine.projection_options import FORMAT, ProjectionOptions
@@ -19,7 +22,7 @@ from jetspark.spark.options import read_options
 from jetspark.spark.schema import PROJECTION_SCHEMA
 from jetspark.spark.stream.source import BatchReader, StreamReader
 from jetspark.spark.tasks import shortly
-from jetspark.state.scan import Head
+from jetspark.state.scan import Head, Range
 
 __all__ = ["batch_reader", "stream_reader"]
 
@@ -56,12 +59,11 @@ def _checked(options: ProjectionOptions, planned: Sequence[InputPartition]) -> l
     ranges = [each.value for each in planned]
     if not ranges:
         return []
-    front = patiently(options, partial(_find_heads, options=options), patience_s=options.patience_s)
     # A task cannot tell whether a removed message was an event, so that is checked here, before tasks read.
-    is_earliest = front.kept_from is not None
+    is_kept = patiently(options, partial(_is_kept, options=options), patience_s=options.patience_s)
     # Offsets name the subjects of the events, by which a changed application is noticed. A task may ask the server for
     # more, and leave out the rest itself: filters with wildcards are slow.
-    parts = [replace(part, subjects=options.subjects, is_earliest=part.is_earliest or is_earliest) for part in ranges]
+    parts = [_without_checks(replace(part, subjects=options.subjects), is_kept=is_kept) for part in ranges]
     if not options.is_stored:
         return [InputPartition((part, Covered(part.start, part.end))) for part in parts]
     from jetspark.spark.engine.reached_positions import check_ranges
@@ -70,10 +72,28 @@ def _checked(options: ProjectionOptions, planned: Sequence[InputPartition]) -> l
     return [InputPartition(each) for each in zip(parts, covered, strict=True)]
 
 
-def _find_heads(js: JetStream, options: ProjectionOptions) -> Head:
+def _without_checks(part: Range, *, is_kept: bool) -> Range:
+    """A range whose gaps are no losses, if no event was removed from the stream."""
+    if isinstance(part, HybridRange):
+        return replace(part, is_kept=is_kept)
+    return replace(part, is_earliest=part.is_earliest or is_kept)
+
+
+def _is_kept(js: JetStream, options: ProjectionOptions) -> bool:
     from jetspark.spark.engine.reached_positions import front_head
 
-    return front_head(js, options)
+    try:
+        return front_head(js, options).kept_from is not None
+    except StreamNotFound:
+        if options.archive is None:
+            raise
+        return False  # all of it comes from the archive
+
+
+def _find_head(js: JetStream, options: ProjectionOptions, archives: Archives) -> Head:
+    from jetspark.spark.engine.reached_positions import whole_head
+
+    return whole_head(js, options, archives)
 
 
 class ProjectionBatchReader(BatchReader):
@@ -86,8 +106,8 @@ class ProjectionBatchReader(BatchReader):
     def partitions(self) -> Sequence[InputPartition]:
         return _checked(self._projecting, super().partitions())
 
-    def _find_heads(self, js: JetStream) -> list[Head]:
-        return [_find_heads(js, self._projecting)]
+    def _stream_heads(self, js: JetStream, archives: Archives) -> list[Head]:
+        return [_find_head(js, self._projecting, archives)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _read(self._projecting, partition)
@@ -103,8 +123,8 @@ class ProjectionStreamReader(StreamReader):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         return _checked(self._projecting, super().partitions(start, end))
 
-    def _find_heads(self, js: JetStream) -> list[Head]:
-        return [_find_heads(js, self._projecting)]
+    def _stream_heads(self, js: JetStream) -> list[Head]:
+        return [_find_head(js, self._projecting, self._archives)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _read(self._projecting, partition)
