@@ -118,6 +118,7 @@ class Interrupted:
     def __init__(self, engine: ReplayEngine, ranges: int) -> None:
         self._engine, self._left = engine, ranges
         self.compare, self.survey, self.fold_on = engine.compare, engine.survey, engine.fold_on
+        self.archive = engine.archive
 
     async def fold_into(self, bucket: str, part: Extent) -> RangeFold:
         if not self._left:

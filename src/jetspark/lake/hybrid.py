@@ -1,4 +1,6 @@
-"""One history of an archive and its stream: the part of a range that is read from each. Pure.
+"""One history of an archive and its stream: the part of a range that is read from each.
+
+Planning is pure; :class:`Archives` opens tables.
 
 An archive covers ``[first, next)``, and the stream has what its limits have left. They overlap where messages are
 archived and not removed yet. Everything that the archive covers is read from it, and the rest from the stream, so that
@@ -19,54 +21,23 @@ part missing, in the stream or in the archive, opens the archive again and conti
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Iterator
+import logging
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol, Self
+from typing import NamedTuple
 
-from jetspark.errors import ArchiveDamaged, ConfigError, DataLoss, StreamRecreated, StreamWentBack
-from jetspark.lake.position import ArchivePosition, StreamIdentity
+from jetspark.errors import ArchiveDamaged, ConfigError, DataLoss, StreamNotFound, StreamRecreated, StreamWentBack
+from jetspark.lake.archive import find_tables
+from jetspark.lake.position import StreamIdentity
+from jetspark.lake.reading import ArchiveReader, ArchiveRoot
 from jetspark.state.scan import Head, Range
 
-__all__ = ["CoveredArchive", "HybridCursor", "HybridHead", "HybridRange", "Slice", "archive_alone", "joined"]
+__all__ = ["Archives", "HybridCursor", "HybridHead", "HybridRange", "Slice", "archive_alone", "joined"]
+
+_logger = logging.getLogger("jetspark.lake")
 
 # Attempts to read a part that is found missing each time, without a message in between.
 MAX_ATTEMPTS = 5
-
-
-class CoveredArchive(Protocol):
-    """The facts about an archive that planning needs."""
-
-    @property
-    def uri(self) -> str: ...
-
-    @property
-    def position(self) -> ArchivePosition: ...
-
-    @property
-    def version(self) -> object:
-        """Another one after each commit."""
-
-    @property
-    def rows(self) -> int: ...
-
-    @property
-    def bytes_per_message(self) -> float:
-        """An estimate."""
-
-    def count_from(self, sequence: int) -> int:
-        """The number of messages from a sequence on."""
-
-    def sequence_at(self, moment: datetime.datetime) -> int | None:
-        """The first message stored at or after a moment; None if there is none."""
-
-    def times(self, start: int, end: int) -> tuple[datetime.datetime, datetime.datetime] | None:
-        """When the first and the last message of a range were stored; None without a message."""
-
-    def within(self, start: int, end: int) -> Self:
-        """The same archive with only the files of a range, to be sent to a task."""
-
-    def reopened(self) -> Self:
-        """The archive as it is now, with all files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +46,7 @@ class HybridHead(Head):
 
     tail: Head
     """The stream alone."""
-    archive: CoveredArchive
+    archive: ArchiveReader
     is_deleted: bool = False
     """The stream does not exist any more; ``tail`` is empty."""
 
@@ -121,12 +92,12 @@ class HybridHead(Head):
 class HybridRange(Range):
     """A range, and the files of the archive that have a part of it."""
 
-    archive: CoveredArchive
+    archive: ArchiveReader
     is_kept: bool = False
     """Nothing that counts was removed from the stream, though it may begin later (:mod:`jetspark.state.losses`)."""
 
 
-def joined(head: Head, archive: CoveredArchive, *, is_older: bool = False) -> HybridHead:
+def joined(head: Head, archive: ArchiveReader, *, is_older: bool = False) -> HybridHead:
     """A stream and its archive as one history.
 
     Args:
@@ -160,7 +131,7 @@ def joined(head: Head, archive: CoveredArchive, *, is_older: bool = False) -> Hy
     )
 
 
-def archive_alone(archive: CoveredArchive) -> HybridHead:
+def archive_alone(archive: ArchiveReader) -> HybridHead:
     """The history of a stream that does not exist any more: it ends where its archive ends."""
     covered = archive.position
     identity, end = covered.identity, covered.next
@@ -240,3 +211,73 @@ class HybridCursor:
             return self.archive.version != version
         part = self.slice()
         return part is not None and part.is_archived
+
+
+class Archives:
+    """The archives of the streams of one reader: each is opened once, and again when a gap behind it shows."""
+
+    def __init__(self, root: ArchiveRoot | None, *, may_lack: bool = False) -> None:
+        """
+        Args:
+            root: None for no archives: heads stay as they are.
+            may_lack: Streams without an archive are read as they are, if at least one has an archive.
+        """
+        self._root, self._may_lack = root, may_lack
+        self._readers: dict[str, ArchiveReader | None] = {}
+        self._fresh: set[str] = set()
+        self.has_gap = False
+        """The last archive was opened once more, because the stream begins behind its end."""
+
+    def open(self, streams: Iterable[str]) -> None:
+        """Open the archives of streams, before their heads are read: so a stream that went back is noticed."""
+        for stream in streams:
+            if self._root is not None and stream not in self._readers:
+                self._readers[stream] = self._open(self._root, stream)
+                self._fresh.add(stream)
+
+    def extend(self, head: Head) -> Head:
+        """A stream and its archive as one history; ``head`` itself without an archive."""
+        if isinstance(head, HybridHead):
+            return head
+        is_older = head.stream in self._fresh
+        self.open([head.stream])
+        self._fresh.discard(head.stream)
+        reader = self._readers.get(head.stream)
+        if reader is None:
+            return head
+        whole = joined(head, reader, is_older=is_older)
+        self.has_gap = whole.first_loss(whole.first, whole.next) is not None
+        if self.has_gap:
+            # The stream has lost more since, which the archive may have by now.
+            self._readers[head.stream] = reader = reader.reopened()
+            whole = joined(head, reader)
+        return whole
+
+    def alone(self, stream: str) -> HybridHead | None:
+        """The history of a stream that does not exist any more; None without an archive of it."""
+        self.open([stream])
+        reader = self._readers.get(stream)
+        return None if reader is None else archive_alone(reader)
+
+    def whole(self, stream: str, look: Callable[[], Head]) -> Head:
+        """The history of a stream, which need not exist any more; ``look`` returns its head.
+
+        Raises:
+            StreamNotFound: The stream does not exist and has no archive.
+        """
+        self.open([stream])
+        try:
+            return self.extend(look())
+        except StreamNotFound:
+            if (alone := self.alone(stream)) is None:
+                raise
+            return alone
+
+    def _open(self, root: ArchiveRoot, stream: str) -> ArchiveReader | None:
+        try:
+            return root.open(stream)
+        except ConfigError:
+            if not self._may_lack or not find_tables(root.uri, options=root.options):
+                raise
+            _logger.warning("archive %s has none of stream %s, which is read without one", root.uri, stream)
+            return None

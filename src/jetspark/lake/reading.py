@@ -6,39 +6,30 @@ reads only its row groups. A reader is plain data: Spark pickles it for its task
 
 from __future__ import annotations
 
-import asyncio
 import datetime
-import logging
 from bisect import bisect_left, bisect_right
-from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from jetspark.core.subjects import on_one_of
-from jetspark.errors import ConfigError, DataLoss, StreamNotFound
+from jetspark.errors import ConfigError, DataLoss
 from jetspark.jetstream.info import StoredMessage
 from jetspark.jetstream.wire import parse_time
 from jetspark.lake.archive import find_tables, open_table, raw_folder
-from jetspark.lake.hybrid import HybridHead, archive_alone, joined
 from jetspark.lake.parquet_files import read_footer, read_rows
 from jetspark.lake.position import ArchivePosition, DataFile, Snapshot, StreamIdentity
 from jetspark.lake.rows import RAW_SCHEMA, messages_of
 from jetspark.lake.store import FileStore, open_store
-from jetspark.state.scan import Head
 
-__all__ = ["ArchiveReader", "ArchiveRoot", "Archives", "taken_ahead"]
-
-T = TypeVar("T")
-
-_logger = logging.getLogger("jetspark.lake")
+__all__ = ["ArchiveReader", "ArchiveRoot"]
 
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _MICROSECOND = datetime.timedelta(microseconds=1)
 _LOST = "the stream's limits removed it before it was archived"
-_END: Any = object()
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +75,7 @@ class ArchiveRoot:
 
 @dataclass(frozen=True, slots=True)
 class ArchiveReader:
-    """One table at one commit; a :class:`~jetspark.lake.hybrid.CoveredArchive`."""
+    """One table at one commit."""
 
     root: ArchiveRoot
     snapshot: Snapshot
@@ -107,6 +98,7 @@ class ArchiveReader:
 
     @property
     def version(self) -> object:
+        """Another one after each commit."""
         return self.snapshot.version
 
     @property
@@ -115,16 +107,19 @@ class ArchiveReader:
 
     @property
     def bytes_per_message(self) -> float:
+        """An estimate."""
         # Messages compress to a fourth, more or less; limits in bytes are rough in a stream, too.
         return 4 * sum(each.size_bytes for each in self.files) / max(1, self.rows)
 
     def within(self, start: int, end: int) -> ArchiveReader:
+        """The same table with only the files of a range, to be sent to a task."""
         files = self.files
         files = files[bisect_right(files, start, key=lambda each: each.end) :]
         files = files[: bisect_left(files, end, key=lambda each: each.begin)]
         return replace(self, snapshot=replace(self.snapshot, files=files))
 
     def reopened(self) -> ArchiveReader:
+        """The table as it is now, with all files."""
         found = open_table(self.root.uri, self.identity, options=self.root.options).snapshot()
         if found is None:
             raise ConfigError(f"archive {self.uri} was removed while it was read")
@@ -133,6 +128,7 @@ class ArchiveReader:
     # ---- questions ---------------------------------------------------------------------------------------------
 
     def count_from(self, sequence: int) -> int:
+        """The number of messages from a sequence on."""
         count = sum(each.rows for each in self.files if each.begin >= sequence)
         for file in self.files:
             if file.begin < sequence < file.end:
@@ -141,6 +137,7 @@ class ArchiveReader:
         return count
 
     def sequence_at(self, moment: datetime.datetime) -> int | None:
+        """The first message stored at or after a moment; None if there is none."""
         time_us = (moment - _EPOCH) // _MICROSECOND
         for file in self.files:
             if file.max_time_us >= time_us:
@@ -162,18 +159,22 @@ class ArchiveReader:
                 return found
         return 0
 
-    def times(self, start: int, end: int) -> tuple[datetime.datetime, datetime.datetime] | None:
-        """When the first and the last message of a range were stored; None without a message."""
+    def times(self, start: int, end: int) -> tuple[datetime.datetime, ...]:
+        """When the first and the last message of a range were stored; empty without a message."""
         found: list[int] = []
         files = self.within(start, end).files
         for file in (*files[:1], *files[1:][-1:]):
             for rows in read_rows(self._store(), file, start=start, end=end, columns=["timestamp_ns"]):
                 times = rows.column("timestamp_ns")
                 found = [found[0] if found else times[0].as_py(), times[-1].as_py()]
-        if not found:
-            return None
-        first, last = (_EPOCH + each // 1000 * _MICROSECOND for each in found)
-        return first, last
+        return tuple(_EPOCH + each // 1000 * _MICROSECOND for each in found)
+
+    def deleted(self, start: int, end: int) -> list[range]:
+        """The sequences of a range that were not in the stream when it was archived."""
+        store = self._store()
+        footers = [read_footer(store, each) for each in self.within(start, end).files if not each.is_dense]
+        found = (range(max(each.start, start), min(each.stop, end)) for footer in footers for each in footer.deleted)
+        return [each for each in found if each]
 
     # ---- rows --------------------------------------------------------------------------------------------------
 
@@ -256,87 +257,3 @@ def _chooser(filters: Sequence[str]) -> Callable[[pa.RecordBatch], pa.RecordBatc
 
 def _text(raw: bytes) -> str:
     return raw.decode(errors="surrogateescape")
-
-
-class Archives:
-    """The archives of the streams of one reader: each is opened once, and again when a gap behind it shows."""
-
-    def __init__(self, root: ArchiveRoot | None, *, may_lack: bool = False) -> None:
-        """
-        Args:
-            root: None for no archives: heads stay as they are.
-            may_lack: Streams without an archive are read as they are, if at least one has an archive.
-        """
-        self._root, self._may_lack = root, may_lack
-        self._readers: dict[str, ArchiveReader | None] = {}
-        self._fresh: set[str] = set()
-        self.has_gap = False
-        """The last archive was opened once more, because the stream begins behind its end."""
-
-    def open(self, streams: Iterable[str]) -> None:
-        """Open the archives of streams, before their heads are read: so a stream that went back is noticed."""
-        for stream in streams:
-            if self._root is not None and stream not in self._readers:
-                self._readers[stream] = self._open(self._root, stream)
-                self._fresh.add(stream)
-
-    def extend(self, head: Head) -> Head:
-        """A stream and its archive as one history; ``head`` itself without an archive."""
-        if isinstance(head, HybridHead):
-            return head
-        is_older = head.stream in self._fresh
-        self.open([head.stream])
-        self._fresh.discard(head.stream)
-        reader = self._readers.get(head.stream)
-        if reader is None:
-            return head
-        whole = joined(head, reader, is_older=is_older)
-        self.has_gap = whole.first_loss(whole.first, whole.next) is not None
-        if self.has_gap:
-            # The stream has lost more since, which the archive may have by now.
-            self._readers[head.stream] = reader = reader.reopened()
-            whole = joined(head, reader)
-        return whole
-
-    def alone(self, stream: str) -> HybridHead | None:
-        """The history of a stream that does not exist any more; None without an archive of it."""
-        self.open([stream])
-        reader = self._readers.get(stream)
-        return None if reader is None else archive_alone(reader)
-
-    def whole(self, stream: str, look: Callable[[], Head]) -> Head:
-        """The history of a stream, which need not exist any more; ``look`` returns its head.
-
-        Raises:
-            StreamNotFound: The stream does not exist and has no archive.
-        """
-        self.open([stream])
-        try:
-            return self.extend(look())
-        except StreamNotFound:
-            if (alone := self.alone(stream)) is None:
-                raise
-            return alone
-
-    def _open(self, root: ArchiveRoot, stream: str) -> ArchiveReader | None:
-        try:
-            return root.open(stream)
-        except ConfigError:
-            if not self._may_lack or not find_tables(root.uri, options=root.options):
-                raise
-            _logger.warning("archive %s has none of stream %s, which is read without one", root.uri, stream)
-            return None
-
-
-async def taken_ahead(pieces: Generator[T, None, None]) -> AsyncGenerator[T, None]:
-    """The items of a generator that blocks, taken in a thread; at most one is there ahead of the caller."""
-    following = asyncio.ensure_future(asyncio.to_thread(next, pieces, _END))
-    try:
-        # Shielded, because a thread cannot be cancelled, and a generator that runs cannot be closed.
-        while (found := await asyncio.shield(following)) is not _END:
-            following = asyncio.ensure_future(asyncio.to_thread(next, pieces, _END))
-            yield found
-    finally:
-        await asyncio.wait([following])
-        following.exception()
-        await asyncio.to_thread(pieces.close)

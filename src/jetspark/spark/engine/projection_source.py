@@ -13,8 +13,7 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Inp
 from jetspark.blocking import JetStream
 from jetspark.core.gc_tuning import seldom_collecting
 from jetspark.errors import StreamNotFound
-from jetspark.lake.hybrid import HybridRange
-from jetspark.lake.reading import Archives
+from jetspark.lake.hybrid import Archives, HybridRange
 from jetspark.spark.connections import patiently
 from jetspark.spark.engine.coverage import Covered
 from jetspark.spark.engine.projection_options import FORMAT, ProjectionOptions

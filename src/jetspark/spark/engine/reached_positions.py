@@ -14,7 +14,7 @@ from jetspark.blocking.context import context_of
 from jetspark.blocking.steps import ProcedureRunner
 from jetspark.errors import KeyNotFound, StreamNotFound, UsageError
 from jetspark.jetstream.wire import parse_time
-from jetspark.lake.reading import Archives
+from jetspark.lake.hybrid import Archives
 from jetspark.spark.connections import patiently, runner_for
 from jetspark.spark.engine.coverage import Covered, advance, check_reach
 from jetspark.spark.engine.projection_options import ProjectionOptions

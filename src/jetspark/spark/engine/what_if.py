@@ -239,7 +239,7 @@ def _bounds(js: JetStream, options: SourceOptions, request: ReplayRequest) -> tu
 def _end_of(js: JetStream, head: Head, extent: Extent) -> datetime.datetime:
     """When the first message after a range was stored; the present time without such a message."""
     if isinstance(head, HybridHead):
-        if (times := head.archive.times(extent.last + 1, head.next)) is not None:
+        if times := head.archive.times(extent.last + 1, head.next):
             return times[0]
         if head.is_deleted:
             return utc_now()

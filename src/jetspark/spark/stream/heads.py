@@ -14,8 +14,7 @@ from jetspark.blocking import JetStream
 from jetspark.blocking.context import context_of
 from jetspark.errors import ConfigError, StreamNotFound
 from jetspark.jetstream.info import StreamInfo
-from jetspark.lake.hybrid import HybridHead
-from jetspark.lake.reading import Archives
+from jetspark.lake.hybrid import Archives, HybridHead
 from jetspark.spark.offsets import Offset, Where, position_of
 from jetspark.spark.stream.source_options import SourceOptions
 from jetspark.state import scan

@@ -19,8 +19,7 @@ from pyspark.sql.types import StructType
 from jetspark.blocking import JetStream
 from jetspark.core.gc_tuning import seldom_collecting
 from jetspark.errors import ConfigError, PermissionDenied
-from jetspark.lake.hybrid import HybridHead
-from jetspark.lake.reading import Archives
+from jetspark.lake.hybrid import Archives, HybridHead
 from jetspark.spark.connections import patiently
 from jetspark.spark.offsets import Limits, Offset, StreamPosition, admit, plan, position_of
 from jetspark.spark.options import read_options

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from jetspark.core.subjects import validate_filter
 from jetspark.errors import ConfigError
 from jetspark.jetstream.checks import check_name
-from jetspark.lake.reading import ArchiveRoot, Archives
+from jetspark.lake.hybrid import Archives
+from jetspark.lake.reading import ArchiveRoot
 from jetspark.spark.offsets import Limits, Sizes, Where
 from jetspark.spark.options import Connecting, boolean, check_disjoint, count, milliseconds, names, option, size, text
 
