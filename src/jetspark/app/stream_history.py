@@ -16,28 +16,24 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from jetspark.aio import clock
 from jetspark.aio.context import context_of
 from jetspark.aio.jetstream import JetStream
-from jetspark.aio.steps import ProcedureRunner
 from jetspark.aio.stream import Stream
-from jetspark.app.archive_reading import archives_of, taken_ahead
+from jetspark.app.archive_reading import archives_of, first_at, hybrid_pieces, scanned, whole_head
 from jetspark.app.extents import Extent, ReplayRequest, check_is_whole, extent_of
-from jetspark.app.projections.router import Recorded, recorded_delivery
+from jetspark.app.projections.router import Recorded, recorded
 from jetspark.core import numbers
 from jetspark.core.subjects import matches, on_one_of, reading_filters
-from jetspark.errors import ArchiveDamaged, DataLoss, MessageNotFound, StreamNotFound
+from jetspark.errors import MessageNotFound, StreamNotFound
 from jetspark.jetstream.info import StoredMessage, StreamInfo
 from jetspark.jetstream.wire import parse_time
-from jetspark.state.deliveries import delivery, sequences_of
+from jetspark.state.deliveries import sequence_of, sequences_of
 from jetspark.state.losses import first_ever, front_of
-from jetspark.state.scan import Head, Range, RangeScan, sequence_at
+from jetspark.state.scan import Head, Range
 
 if TYPE_CHECKING:
-    from jetspark.lake.hybrid import HybridCursor, HybridHead, Slice
+    from jetspark.lake.hybrid import HybridHead
     from jetspark.lake.reading import ArchiveReader, ArchiveRoot
 
-__all__ = ["ArchivedPart", "Portion", "ReadingRate", "StreamFacts", "StreamHistory", "recorded", "sequence_of"]
-
-# How long a read waits for the next message: it covers a restart and the election of a leader.
-PATIENCE_S = 60.0
+__all__ = ["ArchivedPart", "Portion", "ReadingRate", "StreamFacts", "StreamHistory"]
 
 
 class Portion(NamedTuple):
@@ -154,17 +150,13 @@ class StreamHistory:
 
         ``anchor`` is the sequence of an event that was read.
         """
-        context, archives, event = context_of(self.js), self._archives, self.first_event if anchor is None else anchor
-        if archives is not None:
-            await asyncio.to_thread(archives.open, [self.name])
-        try:
-            head = await context.run(front_of(context.api, await self.info(), event))
-        except StreamNotFound:
-            alone = await self._alone()
-            if alone is None:
-                raise
-            return alone
-        return head if archives is None else await asyncio.to_thread(archives.extend, head)
+        event = self.first_event if anchor is None else anchor
+
+        async def look() -> Head:
+            context = context_of(self.js)
+            return await context.run(front_of(context.api, await self.info(), event))
+
+        return await whole_head(self._archives, self.name, look)
 
     async def last(self) -> int:
         """The last sequence of the stream."""
@@ -202,8 +194,8 @@ class StreamHistory:
             DataLoss: Some of them are gone.
         """
         head, first = await self.head(), (await self.facts()).first
-        since = None if request.since is None else await self._sequence_at(head, request.since)
-        until = None if request.until is None else await self._sequence_at(head, request.until)
+        since = None if request.since is None else await first_at(self.js, head, request.since)
+        until = None if request.until is None else await first_at(self.js, head, request.until)
         return extent_of(request, head, first, since_seq=since, until_seq=until)
 
     async def whole(self, last: int | None = None) -> Extent:
@@ -283,33 +275,8 @@ class StreamHistory:
     async def _pieces(self, part: Range) -> AsyncGenerator[list[Any], None]:
         head = await self._archived_head()
         if head is None:
-            return self._scanned(part)
-        from jetspark.lake.hybrid import HybridCursor
-
-        whole = dataclasses.replace(head.range_of(part), is_kept=part.is_earliest)
-        return self._hybrid(HybridCursor(whole), is_kept=part.is_earliest)
-
-    async def _hybrid(self, cursor: HybridCursor, *, is_kept: bool) -> AsyncGenerator[list[Any], None]:
-        while (part := cursor.slice()) is not None:
-            try:
-                async with aclosing(self._read_slice(cursor, part, is_kept)) as pieces:
-                    async for piece in pieces:
-                        yield piece
-                        cursor.reached(sequence_of(piece[-1]) + 1)
-                cursor.reached(part.end)
-            except (ArchiveDamaged, DataLoss) as error:
-                if not await asyncio.to_thread(cursor.can_continue, error):
-                    raise
-
-    def _scanned(self, part: Range) -> AsyncGenerator[list[Any], None]:
-        scan = RangeScan(part, timeout_s=PATIENCE_S, loss_remedy="it was removed while it was read")
-        return ProcedureRunner(self.js).pieces(scan)
-
-    def _read_slice(self, cursor: HybridCursor, part: Slice, is_kept: bool) -> AsyncGenerator[list[Any], None]:
-        if not part.is_archived:
-            return self._scanned(cursor.in_stream(part))
-        archive, on_loss = cursor.archive, _ignore if is_kept else None
-        return taken_ahead(archive.messages(part.start, part.end, filters=self._server_filters, on_loss=on_loss))
+            return scanned(self.js, part)
+        return hybrid_pieces(self.js, dataclasses.replace(head.range_of(part), is_kept=part.is_earliest))
 
     async def _archived_head(self) -> HybridHead | None:
         if self._archives is None:
@@ -319,28 +286,3 @@ class StreamHistory:
 
     async def _alone(self) -> HybridHead | None:
         return None if self._archives is None else await asyncio.to_thread(self._archives.alone, self.name)
-
-    async def _sequence_at(self, head: Head, moment: datetime.datetime) -> int:
-        """The sequence of the first message stored at or after a moment; without one, the next sequence."""
-        context = context_of(self.js)
-        if self._archives is None:
-            return await context.run(sequence_at(context.api, head, moment))
-        whole = cast("HybridHead", head)
-        found = whole.next if whole.is_deleted else await context.run(sequence_at(context.api, whole.tail, moment))
-        return await asyncio.to_thread(whole.begin_at, moment, found)
-
-
-def _ignore(lost: range) -> None:
-    pass
-
-
-def sequence_of(message: Any) -> int:
-    return message.sequence if isinstance(message, StoredMessage) else delivery(message).sequence
-
-
-def recorded(message: Any) -> Recorded:
-    if isinstance(message, StoredMessage):
-        moment = message.timestamp - datetime.datetime.fromtimestamp(0, datetime.UTC)
-        time_us = moment // datetime.timedelta(microseconds=1)
-        return Recorded(message.sequence, message.subject, message.data, message.headers, time_us)
-    return recorded_delivery(message)

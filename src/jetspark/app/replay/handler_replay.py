@@ -48,7 +48,7 @@ from jetspark.app.replay.replay_records import (
     read_all,
     run_job,
 )
-from jetspark.app.stream_history import ReadingRate, StreamHistory, sequence_of
+from jetspark.app.stream_history import ReadingRate, StreamHistory
 from jetspark.app.topology.declared import OWNER
 from jetspark.app.topology.names import handler_bucket
 from jetspark.core.arguments import texts
@@ -61,6 +61,7 @@ from jetspark.errors import (
 )
 from jetspark.jetstream.config import ConsumerConfig
 from jetspark.state.changes import some_keys
+from jetspark.state.deliveries import sequence_of
 from jetspark.state.scan import head_of
 
 if TYPE_CHECKING:

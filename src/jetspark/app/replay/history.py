@@ -18,10 +18,10 @@ from jetspark.app.extents import Extent
 from jetspark.app.projections.key_state import KeyState
 from jetspark.app.projections.positions import FoldPosition, start_of
 from jetspark.app.projections.projection_spec import ProjectionSpec
-from jetspark.app.projections.router import Failure, KeyRows, Router
+from jetspark.app.projections.router import Failure, KeyRows, Router, recorded
 from jetspark.app.replay.comparison import ComparedKeys, KeyContent
 from jetspark.app.replay.live_bucket import stored_position
-from jetspark.app.stream_history import Portion, ReadingRate, StreamHistory, recorded
+from jetspark.app.stream_history import Portion, ReadingRate, StreamHistory
 from jetspark.errors import ConfigError
 from jetspark.state.changes import NOTHING, Current
 

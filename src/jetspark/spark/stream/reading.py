@@ -17,7 +17,7 @@ from jetspark.lake.rows import messages_of
 from jetspark.spark.connections import runner_for
 from jetspark.spark.options import LOSS_REMEDY
 from jetspark.spark.stream.source_options import SourceOptions
-from jetspark.state.deliveries import delivery
+from jetspark.state.deliveries import sequence_of
 from jetspark.state.scan import Range, RangeScan
 
 __all__ = ["ArchiveRowMaker", "RangeReader", "RowMaker"]
@@ -134,7 +134,6 @@ class RangeReader:
             self.lost_sequences += scan.lost_sequences
 
     def _batch(self, messages: list[Any]) -> tuple[pa.RecordBatch, int]:
-        stream, last = self._part.stream, messages[-1]
-        if isinstance(last, StoredMessage):
-            return self._columns.of_stored(stream, messages), last.sequence + 1
-        return self._columns.of_messages(stream, messages), delivery(last).sequence + 1
+        stream, following = self._part.stream, sequence_of(messages[-1]) + 1
+        make = self._columns.of_stored if isinstance(messages[0], StoredMessage) else self._columns.of_messages
+        return make(stream, messages), following
