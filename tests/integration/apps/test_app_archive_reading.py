@@ -6,6 +6,7 @@ import asyncio
 import datetime
 import json
 import random
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +93,7 @@ async def test_a_rebuild_equals_the_live_projection_although_the_stream_keeps_me
             await archived(server, lake, "BANK", files=2)
             if begin < 200:  # the stream forgets these
                 last = seen[-1].sequence
-                await until(lambda last=last: _begins_behind(stream, last))
+                await until(partial(_begins_behind, stream, last))
         expected, _ = folded(app, seen)
         await until(lambda: _has(js, app, expected))
     assert (await stream.info()).state.first_sequence > 200
