@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-from support.archives import archive_stream, compact_archive
+from support.archive_ranges import archive_stream, compact_archive
 from support.names import new_name
 
 from jetspark import StreamConfig

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
-from support import projected
-from support.archives import archive_stream
+from support import mixed, projected
+from support.archive_ranges import archive_stream
 from support.projected import app, folded, publish, stored
 
 import jetspark
@@ -139,3 +139,29 @@ def test_a_range_of_a_backfill_comes_from_both(
     rest = backfill(app, spark, server.url, projections=["accounts"], from_sequence=401, archive=lake)
     assert (rest.from_sequence, rest.to_sequence) == (401, COUNT)
     assert stored(bank, "accounts") == right
+
+
+def test_replaced_states_are_no_lost_events_in_an_archive_either(
+    spark: SparkSession, server: NatsServer, js: JetStream, lake: str
+) -> None:
+    """Neither before the archive begins, nor behind its end after a trim."""
+    asyncio.run(mixed.app.apply(server.url))
+    engine = ReplayEngine(mixed.app, spark, server.url, projection="sums", archive=lake)
+
+    async def change(*cents: int) -> None:
+        async with mixed.app.connect(server.url) as client:
+            await mixed.touch(client, "a", 3)
+            await mixed.pay(client, "a", *cents)
+            await mixed.touch(client, "a", 3)
+
+    asyncio.run(change(1, 2))
+    backfill(mixed.app, spark, server.url, projections=["sums"])
+    end = archive_stream(js, lake, "KV_mixed", files=2)
+    js.stream("KV_mixed").purge(up_to_sequence=end - 1)
+    asyncio.run(change(3))
+    assert js.stream("KV_mixed").info().state.first_sequence > end
+    query = run(mixed.app, spark, server.url, projections=["sums"], until_now=True, archive=lake, partitions=1)
+    assert query.awaitTermination(200)
+    assert ask(server, lambda js: verify(js, mixed.app, "sums", engine=engine)).is_equal
+    done = ask(server, lambda js: rebuild(js, mixed.app, "sums", RebuildOptions(check=True), engine=engine))
+    assert (done.record.events, done.verification is not None) == (3, True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from support import fulfilment as shop
 from support.apps import until
-from support.archives import archive_stream
+from support.archive_ranges import archive_stream
 from support.brief_shop import PAYMENT_S, app
 from support.fulfilment import Paid, Placed
 from typer.testing import CliRunner

@@ -213,6 +213,15 @@ def test_the_head_begins_in_the_archive_and_ends_with_the_stream() -> None:
     assert deleted.first_loss(1, 20) == range(1, 3)
 
 
+def test_an_event_of_the_archive_proves_that_nothing_before_the_archive_is_missing() -> None:
+    found = whole((11, 100), (120, 200))
+    assert found.first_loss(1, 50) == range(1, 11)
+    proven = replace(found, is_front_whole=True)
+    assert proven.first_loss(1, 50) is None
+    assert proven.first_loss(1, 150) == range(100, 120)
+    assert replace(proven, tail=replace(found.tail, kept_from=1)).first_loss(1, 150) is None
+
+
 def test_messages_of_both_are_counted_once() -> None:
     missing = frozenset({4, 12, 25})
     stream_first = 10

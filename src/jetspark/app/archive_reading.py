@@ -46,19 +46,21 @@ def archives_of(archive: ArchiveRoot | str | None) -> Archives | None:
     return Archives(ArchiveRoot.of(archive))
 
 
-async def whole_head(archives: Archives | None, stream: str, look: Callable[[], Awaitable[Head]]) -> Head:
+async def whole_head(
+    archives: Archives | None, stream: str, look: Callable[[int], Awaitable[Head]], anchor: int = 0
+) -> Head:
     """The history of a stream, as :meth:`jetspark.lake.hybrid.Archives.whole`; without archives the stream alone."""
     if archives is None:
-        return await look()
+        return await look(anchor)
     await asyncio.to_thread(archives.open, [stream])
     try:
-        head = await look()
+        head = await look(archives.anchor_in_stream(stream, anchor))
     except StreamNotFound:
         alone = await asyncio.to_thread(archives.alone, stream)
         if alone is None:
             raise
         return alone
-    return await asyncio.to_thread(archives.extend, head)
+    return await asyncio.to_thread(archives.extend, head, anchor)
 
 
 async def first_at(js: JetStream, head: Head, moment: datetime.datetime) -> int:

@@ -150,13 +150,12 @@ class StreamHistory:
 
         ``anchor`` is the sequence of an event that was read.
         """
-        event = self.first_event if anchor is None else anchor
 
-        async def look() -> Head:
+        async def look(anchor: int) -> Head:
             context = context_of(self.js)
-            return await context.run(front_of(context.api, await self.info(), event))
+            return await context.run(front_of(context.api, await self.info(), anchor))
 
-        return await whole_head(self._archives, self.name, look)
+        return await whole_head(self._archives, self.name, look, self.first_event if anchor is None else anchor)
 
     async def last(self) -> int:
         """The last sequence of the stream."""

@@ -49,10 +49,13 @@ class HybridHead(Head):
     archive: ArchiveReader
     is_deleted: bool = False
     """The stream does not exist any more; ``tail`` is empty."""
+    is_front_whole: bool = False
+    """Nothing that counts was removed before the archive begins."""
 
     def first_loss(self, start: int, end: int) -> range | None:
         covered, tail = self.archive.position, self.tail
-        begin = covered.next if covered.first <= start < covered.next else start
+        begin = covered.first if start < covered.first < covered.next and self.is_front_whole else start
+        begin = covered.next if covered.first <= begin < covered.next else begin
         if begin >= min(end, tail.whole_from):
             return None
         there = max(tail.first, begin + 1)
@@ -85,6 +88,7 @@ class HybridHead(Head):
             part.subjects,
             part.is_earliest,
             archive=self.archive.within(part.start, part.end),
+            is_kept=self.kept_from is not None,
         )
 
 
@@ -235,8 +239,11 @@ class Archives:
                 self._readers[stream] = self._open(self._root, stream)
                 self._fresh.add(stream)
 
-    def extend(self, head: Head) -> Head:
-        """A stream and its archive as one history; ``head`` itself without an archive."""
+    def extend(self, head: Head, anchor: int = 0) -> Head:
+        """A stream and its archive as one history; ``head`` itself without an archive.
+
+        ``anchor`` is the sequence of an event that was read, as in :mod:`jetspark.state.losses`; 0 if unknown.
+        """
         if isinstance(head, HybridHead):
             return head
         is_older = head.stream in self._fresh
@@ -251,7 +258,8 @@ class Archives:
             # The stream has lost more since, which the archive may have by now.
             self._readers[head.stream] = reader = reader.reopened()
             whole = joined(head, reader)
-        return whole
+        covered = reader.position
+        return replace(whole, is_front_whole=covered.first <= anchor < covered.next)
 
     def alone(self, stream: str) -> HybridHead | None:
         """The history of a stream that does not exist any more; None without an archive of it."""
@@ -259,19 +267,28 @@ class Archives:
         reader = self._readers.get(stream)
         return None if reader is None else archive_alone(reader)
 
-    def whole(self, stream: str, look: Callable[[], Head]) -> Head:
-        """The history of a stream, which need not exist any more; ``look`` returns its head.
+    def whole(self, stream: str, look: Callable[[int], Head], anchor: int = 0) -> Head:
+        """The history of a stream, which need not exist any more.
+
+        Args:
+            look: Returns the head of the stream, given the anchor to look for in it.
+            anchor: As for :meth:`extend`.
 
         Raises:
             StreamNotFound: The stream does not exist and has no archive.
         """
         self.open([stream])
         try:
-            return self.extend(look())
+            return self.extend(look(self.anchor_in_stream(stream, anchor)), anchor)
         except StreamNotFound:
             if (alone := self.alone(stream)) is None:
                 raise
             return alone
+
+    def anchor_in_stream(self, stream: str, anchor: int) -> int:
+        """The event to look for in the stream; 0 for an archived one, which may have been trimmed."""
+        reader = self._readers.get(stream)
+        return 0 if reader is not None and anchor < reader.position.next else anchor
 
     def _open(self, root: ArchiveRoot, stream: str) -> ArchiveReader | None:
         try:

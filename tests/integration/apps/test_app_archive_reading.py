@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import mixed
 from support.apps import publish, running, set_up, until
-from support.archives import archive_stream, compact_archive
+from support.archive_ranges import archive_stream, compact_archive
 from support.projections import Moved, Opened, bank, folded, in_buckets, in_stream, some_events
 from typer.testing import CliRunner
 
@@ -161,6 +162,33 @@ async def test_a_projection_outlives_its_stream(server: NatsServer, js: JetStrea
     plan = await plan_replay(js, app, "moves", ReplayRequest(), archive=lake)
     assert (plan.extent.last, plan.behind, plan.outline.first_time is not None) == (120, {}, True)
     assert (await preview_rebuild(js, app, "balances", archive=lake)).comparison.is_equal
+
+
+async def test_replaced_states_are_no_lost_events_in_an_archive_either(
+    server: NatsServer, js: JetStream, lake: str
+) -> None:
+    """Neither before the archive begins, nor behind its end after a trim."""
+    app, stream = mixed.app, "KV_mixed"
+    await app.apply(server.url)
+    async with app.connect(server.url) as client, running(app, server.url):
+        await mixed.touch(client, "a", 10)
+        await mixed.pay(client, "a", 1, 2)
+        await mixed.pay(client, "b", 3)
+        end = await archived(server, lake, stream, files=3)
+        assert await client.view("sums").get("b", at_least=end - 1) is not None
+        await purge(js, stream, end - 1)
+        await mixed.touch(client, "a", 10)
+        await mixed.pay(client, "a", 4)
+        last = (await (await js.stream(stream)).info()).state.last_sequence
+        await client.view("sums").get("a", at_least=last)
+        assert (await (await js.stream(stream)).info()).state.first_sequence > end
+        right = await in_bucket(js, app, "sums", "mixed_sums")
+        for options in (RebuildOptions(check=True), RebuildOptions(check=True, swap=True)):
+            done = await rebuild(js, app, "sums", options, archive=lake)
+            assert await in_bucket(js, app, "sums", done.new.bucket) == right
+        assert (await verify(js, app, "sums", archive=lake)).is_equal
+        assert (await replay_handler(js, app, "note", archive=lake)).done == 4
+        assert (await client.view("sums").get("a", as_of=end - 1, archive=lake)).events == 2
 
 
 async def test_a_gap_between_archive_and_stream_is_named(server: NatsServer, js: JetStream, lake: str) -> None:

@@ -11,7 +11,6 @@ seen a position has seen every state stored before it.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import datetime
 import inspect
 import logging
@@ -516,13 +515,13 @@ class View(Generic[S]):
         """The history of the stream, and the sequence of the first message that it ever had."""
         first = 1
 
-        async def look() -> Head:
+        async def look(anchor: int) -> Head:
             nonlocal first
             info = (await self._js.stream(self._app.stream)).cached_info
             first = first_ever(info.config)
-            return await self._context.run(front_of(self._context.api, info, first_event))
+            return await self._context.run(front_of(self._context.api, info, anchor))
 
-        head = await whole_head(archives, self._app.stream, look)
+        head = await whole_head(archives, self._app.stream, look, first_event)
         return head, first
 
     async def _revisions(self, name: str, present: Current, position: FoldPosition | None) -> list[Current]:
@@ -559,8 +558,7 @@ class View(Generic[S]):
         if type(head) is not Head:
             whole = cast("HybridHead", head)
             wanted = Range(head.stream, head.created, part.start, part.stop, tuple(filters))
-            wanted = dataclasses.replace(whole.range_of(wanted), is_kept=head.kept_from is not None)
-            async with aclosing(hybrid_pieces(self._js, wanted)) as pieces:
+            async with aclosing(hybrid_pieces(self._js, whole.range_of(wanted))) as pieces:
                 async for piece in pieces:
                     yield piece
             return

@@ -12,7 +12,6 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Inp
 
 from jetspark.blocking import JetStream
 from jetspark.core.gc_tuning import seldom_collecting
-from jetspark.errors import StreamNotFound
 from jetspark.lake.hybrid import Archives, HybridRange
 from jetspark.spark.connections import patiently
 from jetspark.spark.engine.coverage import Covered
@@ -21,7 +20,7 @@ from jetspark.spark.options import read_options
 from jetspark.spark.schema import PROJECTION_SCHEMA
 from jetspark.spark.stream.source import BatchReader, StreamReader
 from jetspark.spark.tasks import shortly
-from jetspark.state.scan import Head, Range
+from jetspark.state.scan import Head
 
 __all__ = ["batch_reader", "stream_reader"]
 
@@ -58,11 +57,14 @@ def _checked(options: ProjectionOptions, planned: Sequence[InputPartition]) -> l
     ranges = [each.value for each in planned]
     if not ranges:
         return []
-    # A task cannot tell whether a removed message was an event, so that is checked here, before tasks read.
-    is_kept = patiently(options, partial(_is_kept, options=options), patience_s=options.patience_s)
     # Offsets name the subjects of the events, by which a changed application is noticed. A task may ask the server for
     # more, and leave out the rest itself: filters with wildcards are slow.
-    parts = [_without_checks(replace(part, subjects=options.subjects), is_kept=is_kept) for part in ranges]
+    parts = [replace(part, subjects=options.subjects) for part in ranges]
+    if not isinstance(parts[0], HybridRange):  # which knows it from its plan
+        # A task cannot tell whether a removed message was an event, so that is checked here, before tasks read.
+        front = patiently(options, partial(_find_head, options=options), patience_s=options.patience_s)
+        is_kept = front.kept_from is not None
+        parts = [replace(part, is_earliest=part.is_earliest or is_kept) for part in parts]
     if not options.is_stored:
         return [InputPartition((part, Covered(part.start, part.end))) for part in parts]
     from jetspark.spark.engine.reached_positions import check_ranges
@@ -71,25 +73,7 @@ def _checked(options: ProjectionOptions, planned: Sequence[InputPartition]) -> l
     return [InputPartition(each) for each in zip(parts, covered, strict=True)]
 
 
-def _without_checks(part: Range, *, is_kept: bool) -> Range:
-    """A range whose gaps are no losses, if no event was removed from the stream."""
-    if isinstance(part, HybridRange):
-        return replace(part, is_kept=is_kept)
-    return replace(part, is_earliest=part.is_earliest or is_kept)
-
-
-def _is_kept(js: JetStream, options: ProjectionOptions) -> bool:
-    from jetspark.spark.engine.reached_positions import front_head
-
-    try:
-        return front_head(js, options).kept_from is not None
-    except StreamNotFound:
-        if options.archive is None:
-            raise
-        return False  # all of it comes from the archive
-
-
-def _find_head(js: JetStream, options: ProjectionOptions, archives: Archives) -> Head:
+def _find_head(js: JetStream, options: ProjectionOptions, archives: Archives | None = None) -> Head:
     from jetspark.spark.engine.reached_positions import whole_head
 
     return whole_head(js, options, archives)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import logging
 from collections.abc import Sequence
-from functools import partial
 
 from jetspark.app.projections.bucket_refs import BucketRef, alias_key
 from jetspark.app.projections.positions import FoldPosition, position_change, read_position, start_of
@@ -22,7 +21,7 @@ from jetspark.state.losses import front_of
 from jetspark.state.scan import Head, Range
 from jetspark.state.store import open_bucket, store
 
-__all__ = ["advance_positions", "check_ranges", "front_head", "read_positions", "whole_head"]
+__all__ = ["advance_positions", "check_ranges", "read_positions", "whole_head"]
 
 _logger = logging.getLogger("jetspark.spark")
 
@@ -59,19 +58,17 @@ def _created(js: JetStream, options: ProjectionOptions) -> datetime.datetime | N
         return parse_time(alone.created)
 
 
-def front_head(js: JetStream, options: ProjectionOptions) -> Head:
-    """The head of the stream; ``whole_from`` is based on the last events that the buckets have read."""
+def whole_head(js: JetStream, options: ProjectionOptions, archives: Archives | None = None) -> Head:
+    """The head of the history; ``whole_from`` is based on the last events that the buckets have read."""
     anchor_sequence = 0
     if options.is_stored:
         anchor_sequence = min(position.last_event for position, _ in read_positions(js, options))
-    context = context_of(js)
-    return context.run(front_of(context.api, js.stream(options.stream[0]).cached_info, anchor_sequence))
+    context, [name] = context_of(js), options.stream
 
+    def look(anchor: int) -> Head:
+        return context.run(front_of(context.api, js.stream(name).cached_info, anchor))
 
-def whole_head(js: JetStream, options: ProjectionOptions, archives: Archives | None = None) -> Head:
-    """The head of the history: of the stream, and of its archive if the options have one."""
-    archives = options.archives() if archives is None else archives
-    return archives.whole(options.stream[0], partial(front_head, js, options))
+    return (options.archives() if archives is None else archives).whole(name, look, anchor_sequence)
 
 
 def check_ranges(js: JetStream, options: ProjectionOptions, ranges: Sequence[Range]) -> list[Covered]:

@@ -226,7 +226,7 @@ def _bounds(js: JetStream, options: SourceOptions, request: ReplayRequest) -> tu
     """The range, and when it ends."""
     [name] = options.stream
     context = context_of(js)
-    head = options.archives().whole(name, lambda: context.run(front_of(context.api, js.stream(name).info())))
+    head = options.archives().whole(name, lambda _: context.run(front_of(context.api, js.stream(name).info())))
     first = 1 if is_deleted(head) else first_ever(js.stream(name).cached_info.config)
     since, until = (
         None if moment is None else sequence_at(js, head, moment) for moment in (request.since, request.until)

@@ -7,7 +7,6 @@ import math
 import re
 from collections.abc import Iterable
 from dataclasses import replace
-from functools import partial
 from itertools import islice
 
 from jetspark.blocking import JetStream
@@ -43,7 +42,7 @@ def heads_of(js: JetStream, names: Iterable[str], archives: Archives | None = No
     """The heads of streams; with ``archives`` a stream need not exist any more."""
     if archives is None:
         return [_head(js, name) for name in names]
-    return [archives.whole(name, partial(_head, js, name)) for name in names]
+    return [archives.whole(name, lambda _, name=name: _head(js, name)) for name in names]  # type: ignore[misc]
 
 
 def _head(js: JetStream, name: str) -> Head:

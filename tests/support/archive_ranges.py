@@ -1,4 +1,4 @@
-"""Archives for tests of their readers: a range of a stream written as one commit."""
+"""Archives for tests of their readers: some range of a stream, in so many files."""
 
 from __future__ import annotations
 
@@ -9,17 +9,12 @@ from pathlib import Path
 from jetspark.blocking import JetStream
 from jetspark.blocking.steps import ProcedureRunner
 from jetspark.lake.archive import open_table
-from jetspark.lake.parquet_files import DataFileWriter
+from jetspark.lake.parquet_files import DataFileWriter, read_rows
 from jetspark.lake.position import Snapshot, StreamIdentity
 from jetspark.lake.rows import rows_of
 from jetspark.state.scan import Range, RangeScan, head_of
 
-__all__ = ["archive_stream", "compact_archive", "table_of"]
-
-
-def table_of(js: JetStream, root: Path | str, stream: str) -> object:
-    head = head_of(js.stream(stream).info())
-    return open_table(str(root), StreamIdentity(stream, head.created))
+__all__ = ["archive_stream", "compact_archive"]
 
 
 def archive_stream(
@@ -51,8 +46,6 @@ def archive_stream(
 
 def compact_archive(js: JetStream, root: Path | str, stream: str) -> Snapshot:
     """Replace all files of an archive by one, and delete them at once."""
-    from jetspark.lake.parquet_files import read_rows
-
     table = open_table(str(root), StreamIdentity(stream, head_of(js.stream(stream).info()).created))
     base = table.snapshot()
     assert base is not None
