@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from jetspark.spark.engine.what_if import what_if
     from jetspark.spark.formats import register
     from jetspark.spark.queries import Lag, lag
+    from jetspark.spark.typed.event_frames import events, stream_events
 else:
 
     def __getattr__(name):
@@ -23,6 +24,7 @@ else:
         from importlib import import_module
 
         homes = {"register": "formats", "Lag": "queries", "lag": "queries"}
+        homes |= {"events": "typed.event_frames", "stream_events": "typed.event_frames"}
         homes |= {"ReplayEngine": "engine.replay_engine", "what_if": "engine.what_if"}
         home = homes.get(name, "engine.projections")
         globals()[name] = found = getattr(import_module(f"jetspark.spark.{home}"), name)
@@ -37,10 +39,12 @@ __all__ = [
     "Lag",
     "ReplayEngine",
     "backfill",
+    "events",
     "fold_states",
     "lag",
     "register",
     "run",
     "session",
+    "stream_events",
     "what_if",
 ]
