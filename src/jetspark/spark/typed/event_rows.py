@@ -311,7 +311,7 @@ class EventRowMaker:
         arrays = []
         for field in wanted:
             found = makers[field.name]() if field.name in makers else raw.column(field.name)
-            arrays.append(found if isinstance(found, pa.Array) else pa.array(found, field.type))
+            arrays.append(found if isinstance(found, pa.Array) else _array(found, field.type))
         return pa.StructArray.from_arrays(arrays, fields=list(wanted))
 
     def _unreadable(self, stream: str, selected: _Selected) -> pa.Array | None:
@@ -354,6 +354,15 @@ def _recorded(message: Any, raw: pa.RecordBatch, index: int) -> Recorded:
     sequence = raw.column("sequence")[index].as_py()
     time_us = raw.column("timestamp")[index].value
     return Recorded(sequence, message.subject, message.data, _headers_of(message), time_us)
+
+
+def _array(cells: list[Any], kind: pa.DataType) -> pa.Array:
+    try:
+        return pa.array(cells, kind)
+    except UnicodeEncodeError:
+        # Headers of CloudEvents are UTF-8 by convention only; other bytes become U+FFFD, as in subjects.
+        utf8 = [each and each.encode(errors="surrogateescape").decode(errors="replace") for each in cells]
+        return pa.array(utf8, kind)
 
 
 def _headers_of(message: Any) -> Any:
