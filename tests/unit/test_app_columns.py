@@ -126,8 +126,7 @@ def element(kind: Any, nullable: bool = False) -> Any:
 
 
 def record(**fields: Any) -> Any:
-    """A struct whose fields are required; a name that ends in ``_`` is one that may be null."""
-    return pa.struct([pa.field(name.removesuffix("_0"), kind, name.endswith("_0")) for name, kind in fields.items()])
+    return pa.struct(list(fields.items()))
 
 
 TYPES: list[tuple[Any, Any, bool, list[Any]]] = [
@@ -163,26 +162,26 @@ TYPES: list[tuple[Any, Any, bool, list[Any]]] = [
     (tuple[int, ...], element(pa.int64()), False, [(), (1, 2)]),
     (set[str], element(pa.string()), False, [set(), {"b", "a"}]),
     (frozenset[int], element(pa.int64()), False, [frozenset({3, 1})]),
-    (tuple[int, str | None], record(_1=pa.int64(), _2_0=pa.string()), False, [(1, None), (2, "x")]),
+    (tuple[int, str | None], record(_1=pa.int64(), _2=pa.string()), False, [(1, None), (2, "x")]),
     (dict[str, int], pa.map_(pa.string(), pa.field("value", pa.int64(), False)), False, [{}, {"b": 1, "a": 2}]),
     (dict, pa.map_(pa.string(), pa.field("value", pa.string(), True)), False, [{"a": [1], "b": None}]),
     (dict[uuid.UUID, bool | None], pa.map_(pa.string(), pa.bool_()), False, [{SOME_ID: None}]),
     (Item, record(sku=pa.string(), quantity=pa.int64()), False, [Item("a", 2)]),
     (list[Item] | None, element(record(sku=pa.string(), quantity=pa.int64())), True, [None, [], [Item("a")]]),
-    (Size, record(width=pa.float64(), height_0=pa.float64()), False, [Size(1.5), Size(1.0, 2.0)]),
-    (Address, record(street=pa.string(), floor_0=pa.int64()), False, [{"street": "x"}, {"street": "y", "floor": 0}]),
-    (Card | None, record(number=pa.string(), expiry_0=pa.date32()), True, [None, Card("1"), Card("2", NOW.date())]),
+    (Size, record(width=pa.float64(), height=pa.float64()), False, [Size(1.5), Size(1.0, 2.0)]),
+    (Address, record(street=pa.string(), floor=pa.int64()), False, [{"street": "x"}, {"street": "y", "floor": 0}]),
+    (Card | None, record(number=pa.string(), expiry=pa.date32()), True, [None, Card("1"), Card("2", NOW.date())]),
     (Cash, record(_present=pa.bool_()), False, [Cash()]),
     (
         Card | Cash,
-        record(card_0=record(number=pa.string(), expiry_0=pa.date32()), cash_0=record(_present=pa.bool_())),
+        record(card=record(number=pa.string(), expiry=pa.date32()), cash=record(_present=pa.bool_())),
         False,
         [Card("1"), Cash()],
     ),
-    (int | str | None, record(int_0=pa.int64(), str_0=pa.string()), True, [1, "1", None]),
-    (int | float, record(int_0=pa.int64(), float_0=pa.float64()), False, [2**53 + 1, 1.0]),
-    (Literal["a", 1], record(str_0=pa.string(), int_0=pa.int64()), False, ["a", 1]),
-    (Page[int], record(items=element(pa.int64()), next_0=pa.int64()), False, [Page([1], 2), Page([])]),
+    (int | str | None, record(int=pa.int64(), str=pa.string()), True, [1, "1", None]),
+    (int | float, record(int=pa.int64(), float=pa.float64()), False, [2**53 + 1, 1.0]),
+    (Literal["a", 1], record(str=pa.string(), int=pa.int64()), False, ["a", 1]),
+    (Page[int], record(items=element(pa.int64()), next=pa.int64()), False, [Page([1], 2), Page([])]),
 ]
 
 
@@ -413,7 +412,7 @@ def test_pydantic_models_are_events_too() -> None:
     made = event(type="turned", subject="turned")(kind)
     columns = EventColumns(made.__contract__)
     left = record(kind=pa.string(), x=pa.int64())
-    assert columns.schema.field("to").type == record(Left_0=left, Right_0=record(kind=pa.string(), inner=element(left)))
+    assert columns.schema.field("to").type == record(Left=left, Right=record(kind=pa.string(), inner=element(left)))
     data = {"orderId": "o", "at": NOW, "tags": ["b", "a"], "price": "1.50"}
     events = [
         made.model_validate(data | {"to": {"kind": "left", "x": 1}}),

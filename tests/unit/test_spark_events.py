@@ -235,6 +235,19 @@ def test_an_unreadable_message_fails_is_dropped_or_is_kept(error: str, subject: 
     assert f"message on '{subject}'" in its["reason"]
 
 
+def test_unreadable_messages_are_logged_once_with_their_number(caplog: pytest.LogCaptureFixture) -> None:
+    rows = maker("order.paid,order.refunded", unreadable="drop")
+    for _ in range(2):
+        rows.of_messages("TYPED", delivered([*GOOD, ("typed.x.paid", b"{", {})]))  # type: ignore[arg-type]
+    rows.warn()
+    maker(unreadable="drop").warn()
+    [record] = caplog.records
+    assert record.getMessage().startswith(
+        "stream TYPED, sequences 1 to 999: 2 messages cannot be read as order.paid, order.refunded; the first: message "
+        "on 'typed.x.paid': "
+    )
+
+
 def test_a_broken_message_of_another_declared_type_is_not_a_row() -> None:
     _, data = message(Refunded(order_id="a", cents=1), "r", data={"order_id": "a"})
     assert [row["cents"] for row in rows_of(maker(), [*plain(("typed.a.paid", data)), *GOOD])] == [1, 2]
