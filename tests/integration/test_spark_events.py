@@ -242,7 +242,7 @@ def test_a_stream_continues_from_its_checkpoint(
     fill(shop, COUNT, COUNT + 20)
     query = until_now(frame(), tmp_path)
     assert [row.cents for row in read_back(spark, tmp_path)] == list(range(COUNT + 20))
-    assert query.lastProgress["numInputRows"] == 20
+    assert [each["numInputRows"] for each in query.recentProgress] == [20]
 
 
 def test_a_stream_has_its_unreadable_messages_in_its_metrics(

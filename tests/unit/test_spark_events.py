@@ -69,7 +69,7 @@ def stored(sent: Sequence[Sent]) -> list[StoredMessage]:
 
 def rows_of(rows: EventRowMaker, sent: Sequence[Sent]) -> list[dict[str, Any]]:
     """The rows; of delivered messages and of those read without a consumer, which are the same."""
-    made = rows.of_messages("TYPED", delivered(sent))  # type: ignore[arg-type]
+    made = rows.of_messages("TYPED", delivered(sent))
     made.validate(full=True)
     assert rows.of_stored("TYPED", stored(sent)) == made
     return list(made.to_pylist())
@@ -182,7 +182,7 @@ def test_a_header_that_is_not_utf8_is_shown_with_replacement_characters() -> Non
     _, [sent] = None, delivered([("typed.x.paid", b'{"order_id": "x", "cents": 5}', BINARY)])
     assert sent.raw_headers is not None
     odd = CoreMessage(sent.subject, sent.data, sent.raw_reply, sent.raw_headers.replace(b"b-1", b"b\xff"), None)
-    assert maker().of_messages("TYPED", [odd]).to_pylist()[0]["_event"]["id"] == "b\ufffd"  # type: ignore[list-item]
+    assert maker().of_messages("TYPED", [odd]).to_pylist()[0]["_event"]["id"] == "b\ufffd"
 
 
 def test_fewer_columns_are_honoured() -> None:
@@ -220,7 +220,7 @@ def test_an_unreadable_message_fails_is_dropped_or_is_kept(error: str, subject: 
     with pytest.raises(
         UnreadableEvent, match=rf"stream 'TYPED', sequence 2, subject '{subject}': {error}: .*keep"
     ) as failed:
-        maker().of_messages("TYPED", delivered(sent))  # type: ignore[arg-type]
+        maker().of_messages("TYPED", delivered(sent))
     assert (failed.value.stream, failed.value.sequence, failed.value.subject) == ("TYPED", 2, subject)
     rows = maker(unreadable="drop")
     assert [row["cents"] for row in rows_of(rows, sent)] == [1, 2]
@@ -238,7 +238,7 @@ def test_an_unreadable_message_fails_is_dropped_or_is_kept(error: str, subject: 
 def test_unreadable_messages_are_logged_once_with_their_number(caplog: pytest.LogCaptureFixture) -> None:
     rows = maker("order.paid,order.refunded", unreadable="drop")
     for _ in range(2):
-        rows.of_messages("TYPED", delivered([*GOOD, ("typed.x.paid", b"{", {})]))  # type: ignore[arg-type]
+        rows.of_messages("TYPED", delivered([*GOOD, ("typed.x.paid", b"{", {})]))
     rows.warn()
     maker(unreadable="drop").warn()
     [record] = caplog.records
