@@ -35,33 +35,32 @@ _logger = logging.getLogger("jetspark.spark")
 
 _HEADERS = Columns(StructType([SCHEMA["headers"]]), has_headers=True, created="")
 _TIME = pa.timestamp("us", "UTC")
-_STORED = {"subject": pa.string(), "sequence": pa.int64(), "stored": _TIME, "stream": pa.string()}
-"""What the stream says of a message; never null."""
-_TOLD = {
-    "id": pa.string(),
-    "key": pa.string(),
-    "time": _TIME,
-    "type": pa.string(),
-    "version": pa.int32(),
-    "source": pa.string(),
-    "correlation": pa.string(),
-    "causation": pa.string(),
-}
-"""What the envelope says of an event; null if the message cannot be read."""
 _ENVELOPE = pa.struct(
-    [
-        *(pa.field(name, kind) for name, kind in _TOLD.items()),
-        *(pa.field(name, kind, False) for name, kind in _STORED.items()),
-        pa.field("headers", _HEADERS.arrow_schema.field("headers").type),
-    ]
+    {
+        # From the envelope; null if the message cannot be read.
+        "id": pa.string(),
+        "key": pa.string(),
+        "time": _TIME,
+        "type": pa.string(),
+        "version": pa.int32(),
+        "source": pa.string(),
+        "correlation": pa.string(),
+        "causation": pa.string(),
+        # From the stream.
+        "subject": pa.string(),
+        "sequence": pa.int64(),
+        "stored": _TIME,
+        "stream": pa.string(),
+        "headers": _HEADERS.arrow_schema.field("headers").type,
+    }
 )
 _UNREADABLE = pa.struct(
-    [
-        pa.field("error", pa.string(), False),
-        pa.field("reason", pa.string(), False),
-        pa.field("data", pa.binary(), False),
-        pa.field("headers", _HEADERS.arrow_schema.field("headers").type),
-    ]
+    {
+        "error": pa.string(),
+        "reason": pa.string(),
+        "data": pa.binary(),
+        "headers": _HEADERS.arrow_schema.field("headers").type,
+    }
 )
 TYPE = "type"
 _NEXT, _NEXT_BYTES = "Nats-Schedule-Next", b"Nats-Schedule-Next"
