@@ -127,6 +127,10 @@ def account(begin: int, end: int, rows: Sequence[range], gone: Sequence[range]) 
         doubled=tuple(repeated(rows)),
         contradictory=tuple(common(rows, gone)),
         misplaced=tuple(
-            union(range(max(each.start, low), min(each.stop, high)) for each in rows for low, high in ((0, begin), (end, each.stop)))
+            union(
+                range(max(each.start, low), min(each.stop, high))
+                for each in rows
+                for low, high in ((0, begin), (end, each.stop))
+            )
         ),
     )
