@@ -19,16 +19,18 @@ import pyarrow as pa
 
 from jetspark.errors import ConfigError, StoreRefused
 
-__all__ = ["FileStore", "FolderStore", "StoredFile", "open_store", "require_conditional_writes"]
+__all__ = ["SCRATCH", "FileStore", "FolderStore", "StoredFile", "open_store", "require_conditional_writes"]
 
-_SCRATCH = ".writing-"
-"""Prefix of the names of files that are being written; engines and listings ignore them."""
+SCRATCH = ".writing-"
+"""Prefix of the names of files that are being written, or that a killed writer left; engines ignore them."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
     path: str
     size_bytes: int
+    modified_s: float
+    """Seconds since 1970."""
 
 
 class FileStore(Protocol):
@@ -154,7 +156,7 @@ class FolderStore:
     def scratch_file(self) -> Iterator[Path]:
         with self._translated(""):
             self._root.mkdir(parents=True, exist_ok=True)
-        scratch = self._root / f"{_SCRATCH}{secrets.token_hex(8)}"
+        scratch = self._root / f"{SCRATCH}{secrets.token_hex(8)}"
         try:
             yield scratch
         finally:
@@ -182,13 +184,12 @@ class FolderStore:
         with self._translated(prefix):
             for folder, _, names in os.walk(self._root / prefix):
                 for name in names:
-                    if name.startswith(_SCRATCH):
-                        continue
                     path = Path(folder, name)
                     relative = path.relative_to(self._root).as_posix()
                     if relative > after:
                         with contextlib.suppress(FileNotFoundError):
-                            found.append(StoredFile(relative, path.stat().st_size))
+                            status = path.stat()
+                            found.append(StoredFile(relative, status.st_size, status.st_mtime))
         yield from sorted(found, key=lambda each: each.path)
 
     def folders(self, path: str = "") -> list[str]:
