@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 from collections import Counter
 from collections.abc import Iterable
 from itertools import chain, pairwise
@@ -11,8 +10,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jetspark.lake.coverage import account, clusters, common, missing_in, repeated, runs, text, union
-from jetspark.lake.position import DataFile
+from jetspark.lake.coverage import account, common, missing_in, repeated, runs, text, union
 
 SEQUENCES = st.integers(min_value=1, max_value=60)
 RANGES = st.lists(st.builds(lambda start, length: range(start, start + length), SEQUENCES, st.integers(0, 20)))
@@ -82,40 +80,6 @@ def test_an_account_says_what_became_of_each_sequence(
         and part <= sequences(rows) | sequences(gone)
     )
     assert found.is_sound == is_sound
-
-
-def data_file(begin: int, end: int) -> DataFile:
-    return DataFile(
-        path=f"{begin}-{end}",
-        day=datetime.date(2026, 11, 19),
-        begin=begin,
-        end=end,
-        rows=1,
-        size_bytes=1,
-        min_sequence=begin,
-        max_sequence=end - 1,
-        min_time_us=0,
-        max_time_us=0,
-    )
-
-
-@given(st.lists(st.tuples(SEQUENCES, st.integers(1, 15))))
-def test_clusters_hold_the_files_that_overlap(spans: list[tuple[int, int]]) -> None:
-    files = [data_file(begin, begin + length) for begin, length in spans]
-    found = list(clusters(files))
-    assert Counter(file.path for cluster in found for file in cluster.files) == Counter(file.path for file in files)
-    assert all(a.end <= b.begin for a, b in pairwise(found))
-    for cluster in found:
-        covered = sequences(range(file.begin, file.end) for file in cluster.files)
-        assert covered == set(range(cluster.begin, cluster.end))
-        # No cluster could be split: each of its files overlaps another one.
-        for at in {file.end for file in cluster.files} - {cluster.end}:
-            assert any(file.begin < at < file.end for file in cluster.files)
-
-
-def test_a_chain_of_files_that_touch_has_a_cluster_for_each() -> None:
-    files = [data_file(5, 9), data_file(1, 5), data_file(9, 10)]
-    assert [(each.begin, each.end, len(each.files)) for each in clusters(files)] == [(1, 5, 1), (5, 9, 1), (9, 10, 1)]
 
 
 def test_text_shows_the_first_ranges_and_counts_the_rest() -> None:

@@ -1,13 +1,15 @@
 """Merges small files of a day, and removes files that are in no commit.
 
 A merged file is read back and compared with the rows of the files that it replaces, in their order and byte for byte,
-and its coverage and footer with theirs. Then one commit puts it in their place; an archiver may run. Readers of an older
-version of the table still need the replaced files, so they are removed later, with those that killed writers left.
+and its coverage and footer with theirs. Then one commit puts it in their place; an archiver may run. Readers of an
+older version of the table still need the replaced files, so they are removed later, with those that killed writers
+left.
 """
 
 from __future__ import annotations
 
 import time
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -203,7 +205,7 @@ def _unused(table: ArchiveTable, age_s: float) -> list[str]:
     assert snapshot is not None
     listed = {each.path: each for each in table.store.files()}
     newest = time.time() - age_s
-    in_table = {each.path: each for each in snapshot.files}
+    in_table, begins = {each.path for each in snapshot.files}, [each.begin for each in snapshot.files]
     unused = []
     for path, file in listed.items():
         part = coverage_of(path)
@@ -211,7 +213,7 @@ def _unused(table: ArchiveTable, age_s: float) -> list[str]:
             continue
         # The files that replaced it say when.
         _, begin, end = part or (None, 0, 0)
-        heirs = [each for each in snapshot.files if each.begin < end and each.end > begin]
+        heirs = snapshot.files[max(0, bisect_right(begins, begin) - 1) : bisect_left(begins, end)]
         if all(each.path in listed and listed[each.path].modified_s <= newest for each in heirs):
             unused.append(path)
     return unused

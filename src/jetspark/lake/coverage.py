@@ -6,16 +6,14 @@ computed on ranges, because a footer or a file has few of them, however many seq
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow.compute as pc
 
-from jetspark.lake.position import DataFile
-
-__all__ = ["Account", "Cluster", "account", "clusters", "common", "missing_in", "repeated", "runs", "text", "union"]
+__all__ = ["Account", "account", "common", "missing_in", "repeated", "runs", "text", "union"]
 
 
 def union(ranges: Iterable[range]) -> list[range]:
@@ -71,30 +69,6 @@ def text(ranges: Sequence[range], most: int = 10) -> str:
     shown = [str(each.start) if len(each) == 1 else f"{each.start}-{each.stop - 1}" for each in ranges[:most]]
     more = f" and {len(ranges) - most} more ranges" if len(ranges) > most else ""
     return ", ".join(shown) + more
-
-
-class Cluster(NamedTuple):
-    """Files whose parts overlap; in a sound table each file is alone."""
-
-    begin: int
-    end: int
-    files: tuple[DataFile, ...]
-
-
-def clusters(files: Iterable[DataFile]) -> Iterator[Cluster]:
-    """The files of a table in the order of their sequences. What is between two clusters no file covers."""
-    begin = end = 0
-    found: list[DataFile] = []
-    for each in sorted(files, key=lambda file: (file.begin, file.end)):
-        if found and each.begin >= end:
-            yield Cluster(begin, end, tuple(found))
-            found = []
-        if not found:
-            begin, end = each.begin, each.end
-        found.append(each)
-        end = max(end, each.end)
-    if found:
-        yield Cluster(begin, end, tuple(found))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

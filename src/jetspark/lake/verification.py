@@ -154,11 +154,13 @@ def verify_archive(
     *,
     against: JetStream | None = None,
     on_progress: OnProgress | None = None,
+    on_compared: Callable[[pa.Table], None] | None = None,
 ) -> Verification:
     """Verify the table of one incarnation of a stream.
 
     Args:
         against: Also compare the rows with the messages that the stream still has.
+        on_compared: Called with the rows of those messages.
         on_progress: Called with the sequence that is verified, and the last one.
 
     Raises:
@@ -186,7 +188,13 @@ def verify_archive(
             _verify_file(table, file, sizes.get(file.path), found, is_full=options.full)
             progress(file.end, end)
     if against is not None and first < end:
-        _compare_with_stream(table, snapshot, against, found, progress)
+        found.compared = 0
+        for wanted, stored in _beside_stream(table, snapshot, against, first, end):
+            found.differing = union([*found.differing, *differing(wanted, stored)])
+            found.compared += len(wanted)
+            if on_compared is not None:
+                on_compared(wanted)
+            progress(wanted.column("sequence")[-1].as_py(), end)
     return found
 
 
@@ -259,28 +267,23 @@ def differing(wanted: pa.Table, stored: pa.Table) -> list[range]:
     return runs(pa.array(wrong, pa.int64()))
 
 
-def _compare_with_stream(
-    table: ArchiveTable, snapshot: Snapshot, js: JetStream, found: Verification, progress: OnProgress
-) -> None:
+def _beside_stream(
+    table: ArchiveTable, snapshot: Snapshot, js: JetStream, start: int, end: int
+) -> Iterator[tuple[pa.Table, pa.Table]]:
+    """The messages that the stream still has, as rows, and the rows of the archive for them."""
     runner, identity = ProcedureRunner(js), table.identity
     head, _ = runner.run(front(identity.stream, 0, PATIENCE_S))
     if head.created != identity.created:
         raise StreamRecreated(identity.stream, identity.created, head.created, OTHER_REMEDY)
-    start, end = max(found.first, head.first), found.next
-    found.compared = 0
-    if start >= end:
-        return
+    start = max(start, head.first)
     cursor = RowCursor(rows_between(table, snapshot.files, start, end))
     # What the stream's limits remove in the meantime cannot be compared.
     scan = RangeScan(Range(identity.stream, identity.created, start, end, is_earliest=True), timeout_s=PATIENCE_S)
     with closing(runner.pieces(scan)) as pieces:
         for messages in pieces:
-            wanted = rows_of(identity.stream, messages)
+            wanted = pa.Table.from_batches([rows_of(identity.stream, messages)])
             sequences = wanted.column("sequence")
-            last = sequences[-1].as_py()
-            stored = cursor.take_until(last + 1)
+            stored = cursor.take_until(sequences[-1].as_py() + 1)
             if len(stored) != len(wanted):  # some are no longer in the stream
                 stored = stored.filter(pc.is_in(stored.column("sequence"), value_set=sequences))
-            found.differing = union([*found.differing, *differing(pa.Table.from_batches([wanted]), stored)])
-            found.compared += len(wanted)
-            progress(last, end)
+            yield wanted, stored
