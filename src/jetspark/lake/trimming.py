@@ -158,8 +158,8 @@ def _check(head: Head, config: StreamConfig, identity: StreamIdentity) -> None:
     _check_created(head, identity)
     if config.retention not in (None, "limits"):
         raise ConfigError(
-            f"stream {config.name!r} has {config.retention} retention: its messages are work to be done, and the server "
-            "removes them"
+            f"stream {config.name!r} has {config.retention} retention: its messages are work to be done, and the "
+            "server removes them"
         )
     if 0 < (config.max_messages_per_subject or 0) < NO_LIMIT_PER_SUBJECT:
         raise ConfigError(
