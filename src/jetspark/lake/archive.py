@@ -12,19 +12,21 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from jetspark.errors import ArchiveDamaged, ConfigError
+from jetspark.lake.delta_log import FOLDER as DELTA_FOLDER
+from jetspark.lake.delta_log import DeltaLog
 from jetspark.lake.log import TableLog
-from jetspark.lake.manifest_log import FOLDER as MANIFESTS
+from jetspark.lake.manifest_log import FOLDER as MANIFEST_FOLDER
 from jetspark.lake.manifest_log import ManifestLog
 from jetspark.lake.position import Snapshot, StreamIdentity
 from jetspark.lake.store import FileStore, open_store, require_conditional_writes
 
 __all__ = ["DEFAULT_FORMAT", "FORMATS", "ArchiveTable", "find_tables", "open_table", "raw_folder"]
 
-DEFAULT_FORMAT = "parquet"
+DEFAULT_FORMAT = "delta"
 
-_LOGS: dict[str, Callable[[FileStore], TableLog]] = {"parquet": ManifestLog}
+_LOGS: dict[str, Callable[[FileStore], TableLog]] = {"delta": DeltaLog, "parquet": ManifestLog}
 FORMATS = tuple(_LOGS)
-_MARKS = {"_delta_log": "delta", MANIFESTS: "parquet", "metadata": "iceberg"}
+_MARKS = {DELTA_FOLDER: "delta", MANIFEST_FOLDER: "parquet"}
 """Folder in a table -> its format."""
 
 
@@ -131,5 +133,9 @@ def _format_of(store: FileStore) -> str | None:
         ConfigError: The folder has files, and is no table.
     """
     folders = store.folders()
-    found = [format for folder, format in _MARKS.items() if folder in folders]
-    return found[0] if found else None
+    found = next((format for folder, format in _MARKS.items() if folder in folders), None)
+    if found is None and (strange := [each for each in folders if not each.startswith("day=")]):
+        raise ConfigError(
+            f"{store.uri} has the folder {strange[0]!r}, and is no table of an archive; give another root"
+        )
+    return found

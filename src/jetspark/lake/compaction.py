@@ -20,9 +20,9 @@ import pyarrow as pa
 from jetspark.errors import ArchiveDamaged, ArchiveMoved, ConfigError
 from jetspark.lake.archive import ArchiveTable
 from jetspark.lake.coverage import union
+from jetspark.lake.folder_store import SCRATCH
 from jetspark.lake.parquet_files import FILE_BYTES, DataFileWriter, read_footer, read_rows
 from jetspark.lake.position import DataFile, coverage_of
-from jetspark.lake.store import SCRATCH
 from jetspark.lake.verification import OnProgress, RowCursor, differing, rows_between
 
 __all__ = ["CompactOptions", "Compaction", "compact_archive", "plan"]

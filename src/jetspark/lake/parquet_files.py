@@ -286,7 +286,7 @@ def read_footer(store: FileStore, file: DataFile) -> Footer:
 @contextlib.contextmanager
 def _opened(store: FileStore, file: DataFile) -> Iterator[Any]:
     try:
-        with store.open(file.path) as source, pq.ParquetFile(source) as parquet:
+        with store.open(file.path, size_bytes=file.size_bytes) as source, pq.ParquetFile(source) as parquet:
             yield parquet
     except FileNotFoundError as error:
         raise ArchiveDamaged(store.uri, f"file {file.path} is missing; restore it from a backup") from error

@@ -6,15 +6,15 @@ them: a subject or a header that is not UTF-8, a header block in another form th
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pyarrow as pa
 
-from jetspark.core.headers import encode, readable
+from jetspark.core.headers import encode, readable, with_values
 from jetspark.jetstream.info import StoredMessage
-from jetspark.lake.header_columns import HEADERS_TYPE, blocks_of, header_columns, utf8
+from jetspark.lake.header_columns import HEADERS_TYPE, block_column, header_columns, utf8
 from jetspark.lake.reply_subjects import stream_offsets, times_us
 
 __all__ = ["RAW_SCHEMA", "TIMESTAMP_TYPE", "messages_of", "rows_of", "texts"]
@@ -36,8 +36,8 @@ RAW_SCHEMA = pa.schema(
 )
 """Columns of the data files. The table has one more, ``day``, which is in their paths."""
 
-_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
-_MICROSECOND = datetime.timedelta(microseconds=1)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
 
 
 def rows_of(stream: str, messages: Sequence[Any]) -> pa.RecordBatch:
@@ -76,25 +76,32 @@ def rows_of(stream: str, messages: Sequence[Any]) -> pa.RecordBatch:
 def messages_of(rows: pa.RecordBatch) -> list[StoredMessage]:
     """Rows, with all columns of :data:`RAW_SCHEMA` in any order, as the messages that were stored."""
 
-    def column(name: str) -> list[Any]:
-        found: list[Any] = rows.column(name).to_pylist()
-        return found
+    def column(name: str) -> Any:
+        return rows.column(name).to_pylist()
 
-    blocks = blocks_of(rows.column("headers"), rows.column("raw_headers"))
-    columns = map(column, ("stream", "subject", "raw_subject", "sequence", "timestamp", "timestamp_ns", "data"))
+    blocks = block_column(rows.column("headers"), rows.column("raw_headers"))
     return [
         StoredMessage(
             stream=stream,
             subject=subject if raw_subject is None else raw_subject.decode(errors="surrogateescape"),
             sequence=sequence,
-            timestamp=timestamp,
+            timestamp=_EPOCH + timedelta(0, 0, time_ns // 1000),
             data=data,
-            headers=readable(block),
+            headers=with_values(dict(pairs)) if stored is None else readable(stored),
             raw_headers=block,
             time_ns=time_ns,
         )
-        for stream, subject, raw_subject, sequence, timestamp, time_ns, data, block in zip(
-            *columns, blocks, strict=True
+        for stream, subject, raw_subject, sequence, time_ns, data, pairs, stored, block in zip(
+            column("stream"),
+            column("subject"),
+            column("raw_subject"),
+            column("sequence"),
+            column("timestamp_ns"),
+            column("data"),
+            column("headers"),
+            column("raw_headers"),
+            blocks.to_pylist(),
+            strict=True,
         )
     ]
 

@@ -8,29 +8,16 @@ not keep this promise is refused by :func:`require_conditional_writes`.
 from __future__ import annotations
 
 import contextlib
-import os
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import pyarrow as pa
+from jetspark.errors import ConfigError
+from jetspark.lake.cloud_store import SCHEMES, CloudStore
+from jetspark.lake.folder_store import FolderStore, StoredFile
 
-from jetspark.errors import ConfigError, StoreRefused
-
-__all__ = ["SCRATCH", "FileStore", "FolderStore", "StoredFile", "open_store", "require_conditional_writes"]
-
-SCRATCH = ".writing-"
-"""Prefix of the names of files that are being written, or that a killed writer left; engines ignore them."""
-
-
-@dataclass(frozen=True, slots=True)
-class StoredFile:
-    path: str
-    size_bytes: int
-    modified_s: float
-    """Seconds since 1970."""
+__all__ = ["FileStore", "StoredFile", "open_store", "require_conditional_writes"]
 
 
 class FileStore(Protocol):
@@ -64,14 +51,17 @@ class FileStore(Protocol):
             resolved by comparing them.
         """
 
+    def make_durable(self, path: str) -> None:
+        """Make a file that another library has written survive a loss of power."""
+
     def scratch_file(self) -> contextlib.AbstractContextManager[Path]:
         """A path for a new local file to be given to :meth:`put_file`; whatever is there is removed at exit."""
 
     def put_file(self, path: str, file: Path) -> int:
         """Store a finished :meth:`scratch_file`, and return its size. The local file is used up."""
 
-    def open(self, path: str) -> contextlib.AbstractContextManager[Any]:
-        """A file for pyarrow to read.
+    def open(self, path: str, *, size_bytes: int | None = None) -> contextlib.AbstractContextManager[Any]:
+        """A file for pyarrow to read. With its size, a request is saved.
 
         Raises:
             FileNotFoundError: It does not exist.
@@ -100,128 +90,15 @@ def open_store(uri: str, options: Mapping[str, str] | None = None) -> FileStore:
         MissingExtra: Object stores need the extra ``lake``.
     """
     scheme, mark, rest = uri.partition("://")
-    if not uri.strip():
-        raise ConfigError(f"archive URI {uri!r}: expected a folder, or a URI such as s3://bucket/folder")
-    if not mark or scheme == "file":
-        if options:
-            raise ConfigError(f"option {next(iter(options))!r}: a local folder has none; {uri!r} is one")
-        return FolderStore(rest if mark else uri)
-    raise ConfigError(f"archive URI {uri!r}: expected a folder")
-
-
-class FolderStore:
-    """A folder of a local or mounted file system with hard links."""
-
-    def __init__(self, folder: str | Path) -> None:
-        self._root = Path(folder).expanduser().absolute()
-        self.uri = str(self._root)
-        self.storage_options: Mapping[str, str] = {}
-
-    def __repr__(self) -> str:
-        return f"<FolderStore {self.uri}>"
-
-    def below(self, path: str) -> FolderStore:
-        return FolderStore(self._root / path)
-
-    def location(self, path: str) -> str:
-        return str(self._root / path)
-
-    def get(self, path: str) -> bytes | None:
-        with self._translated(path):
-            try:
-                return (self._root / path).read_bytes()
-            except (FileNotFoundError, NotADirectoryError):
-                return None
-
-    def put(self, path: str, data: bytes) -> None:
-        with self._translated(path), self.scratch_file() as scratch:
-            scratch.write_bytes(data)
-            self.put_file(path, scratch)
-
-    def create(self, path: str, data: bytes) -> bool:
-        target = self._root / path
-        with self._translated(path), self.scratch_file() as scratch:
-            scratch.write_bytes(data)
-            _sync(scratch)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                # A link appears whole or not at all, and never replaces a file; `open(mode="x")` shows an empty file.
-                os.link(scratch, target)
-            except FileExistsError:
-                return False
-            _sync(target.parent)
-            return True
-
-    @contextlib.contextmanager
-    def scratch_file(self) -> Iterator[Path]:
-        with self._translated(""):
-            self._root.mkdir(parents=True, exist_ok=True)
-        scratch = self._root / f"{SCRATCH}{secrets.token_hex(8)}"
-        try:
-            yield scratch
-        finally:
-            scratch.unlink(missing_ok=True)
-
-    def put_file(self, path: str, file: Path) -> int:
-        target = self._root / path
-        with self._translated(path):
-            size = file.stat().st_size
-            _sync(file)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            file.replace(target)
-            _sync(target.parent)
-        return size
-
-    @contextlib.contextmanager
-    def open(self, path: str) -> Iterator[Any]:
-        with self._translated(path):
-            file = pa.OSFile(str(self._root / path), "rb")
-        with file:
-            yield file
-
-    def files(self, prefix: str = "", *, after: str = "") -> Iterator[StoredFile]:
-        found = []
-        with self._translated(prefix):
-            for folder, _, names in os.walk(self._root / prefix):
-                for name in names:
-                    path = Path(folder, name)
-                    relative = path.relative_to(self._root).as_posix()
-                    if relative > after:
-                        with contextlib.suppress(FileNotFoundError):
-                            status = path.stat()
-                            found.append(StoredFile(relative, status.st_size, status.st_mtime))
-        yield from sorted(found, key=lambda each: each.path)
-
-    def folders(self, path: str = "") -> list[str]:
-        with self._translated(path):
-            try:
-                return sorted(each.name for each in os.scandir(self._root / path) if each.is_dir())
-            except FileNotFoundError:
-                return []
-
-    def delete(self, paths: Iterable[str]) -> None:
-        for path in paths:
-            with self._translated(path):
-                (self._root / path).unlink(missing_ok=True)
-
-    @contextlib.contextmanager
-    def _translated(self, path: str) -> Iterator[None]:
-        try:
-            yield
-        except FileNotFoundError:
-            raise
-        except OSError as error:
-            what = f"{self._root / path}: {error.strerror or error}"
-            raise StoreRefused(self.uri, f"{what}; give a folder that this user may write and that has room") from error
-
-
-def _sync(path: Path) -> None:
-    """Make a file, or the names in a folder, survive a loss of power: what is trimmed from the stream is only here."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    if mark and scheme in SCHEMES:
+        return CloudStore(uri, options)
+    if (mark and (scheme != "file" or not rest.startswith("/"))) or not uri.strip() or "\0" in uri:
+        raise ConfigError(
+            f"archive URI {uri!r}: expected a folder, file:///folder, or {', '.join(SCHEMES)} as in s3://bucket/folder"
+        )
+    if options:
+        raise ConfigError(f"option {next(iter(options))!r}: the folder {uri!r} has no options")
+    return FolderStore(rest if mark else uri)
 
 
 def require_conditional_writes(store: FileStore) -> None:
@@ -230,7 +107,7 @@ def require_conditional_writes(store: FileStore) -> None:
     Raises:
         ConfigError: The store is such a one.
     """
-    path = f"_jetspark/probe-{secrets.token_hex(8)}"
+    path = f".probe-{secrets.token_hex(8)}"
     try:
         if not store.create(path, b"1") or store.create(path, b"2") or store.get(path) != b"1":
             raise ConfigError(
