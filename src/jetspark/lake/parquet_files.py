@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import parquet as pq
 
-from jetspark.errors import ArchiveDamaged, ConfigError, UsageError
+from jetspark.errors import ArchiveDamaged, ConfigError, StoreRefused, UsageError
 from jetspark.lake.position import DataFile, StreamIdentity, data_path
 from jetspark.lake.rows import RAW_SCHEMA
 from jetspark.lake.store import FileStore
@@ -187,7 +187,10 @@ class _OpenFile:
         if self._waiting:
             group, self._waiting = pa.Table.from_batches(self._waiting, RAW_SCHEMA), []
             self._waiting_rows = self._waiting_bytes = 0
-            self._writer.write_table(group, row_group_size=group.num_rows)
+            try:
+                self._writer.write_table(group, row_group_size=group.num_rows)
+            except OSError as error:
+                raise StoreRefused(self._store.uri, f"{self._path}: {error}; make room there") from error
 
     def close(self, identity: StreamIdentity, end: int, lost: list[range]) -> DataFile:
         with self._resources:
@@ -221,7 +224,7 @@ class _OpenFile:
         )
 
     def discard(self) -> None:
-        with self._resources:
+        with self._resources, contextlib.suppress(OSError):  # a full disk may be why it is discarded
             self._writer.close()
 
 
