@@ -11,7 +11,7 @@ import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 
@@ -22,6 +22,7 @@ from jetspark.lake.position import DataFile
 from jetspark.lake.range_writing import Part, WriteLimits, Written, write_range
 from jetspark.lake.store import open_store
 from jetspark.spark.connections import runner_for
+from jetspark.spark.engine.projection_options import option_text
 from jetspark.spark.engine.projections import check_pandas
 from jetspark.spark.options import Connecting, read_options
 from jetspark.state.scan import Head
@@ -59,10 +60,11 @@ class SparkArchiver:
         options: How the tasks connect: options of the format ``jetstream``, such as ``servers``.
     """
 
-    def __init__(self, spark: SparkSession, *, tasks: int | None = None, **options: str) -> None:
+    def __init__(self, spark: SparkSession, *, tasks: int | None = None, **options: Any) -> None:
         check_pandas("jetspark.spark.SparkArchiver")
-        read_options(Connecting, FORMAT, options)
-        self._spark, self._options, self._tasks = spark, options, tasks or _parallelism(spark)
+        self._options = {name: option_text(value) for name, value in options.items()}
+        read_options(Connecting, FORMAT, self._options)
+        self._spark, self._tasks = spark, tasks or _parallelism(spark)
 
     def write(
         self, table: ArchiveTable, part: Part, limits: WriteLimits, head: Head, on_piece: Callable[[int], bool]
