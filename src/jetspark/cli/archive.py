@@ -86,7 +86,7 @@ class Place:
         """
         from jetspark.lake import find_tables
 
-        found = find_tables(self.to, options=self.options)
+        found = [each for each in find_tables(self.to, options=self.options) if each.snapshot() is not None]
         names = sorted({each.identity.stream for each in found})
         for stream in streams:
             if stream not in names:

@@ -280,8 +280,9 @@ class _Archiver:
             )
         options = self._options
         opened = open_table(options.to, identity, format=options.format, options=options.storage_options)
-        require_conditional_writes(opened.store)
         self._base, self._empty, self._pending, self._waiting_since = opened.snapshot(), None, None, None
+        if self._base is not None:
+            require_conditional_writes(opened.store)
         self._table, self._target = opened, head.next
         if self._base is not None and self._base.position.next > head.next:
             raise StreamWentBack(self._stream, self._base.position.next, head.next)
