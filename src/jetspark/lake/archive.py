@@ -8,12 +8,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from jetspark.errors import ArchiveDamaged, ConfigError
 from jetspark.lake.delta_log import FOLDER as DELTA_FOLDER
 from jetspark.lake.delta_log import DeltaLog
+from jetspark.lake.iceberg_log import FOLDER as ICEBERG_FOLDER
+from jetspark.lake.iceberg_log import OPTION_PREFIX, IcebergLog
 from jetspark.lake.log import TableLog
 from jetspark.lake.manifest_log import FOLDER as MANIFEST_FOLDER
 from jetspark.lake.manifest_log import ManifestLog
@@ -24,9 +26,8 @@ __all__ = ["DEFAULT_FORMAT", "FORMATS", "ArchiveTable", "find_tables", "open_tab
 
 DEFAULT_FORMAT = "delta"
 
-_LOGS: dict[str, Callable[[FileStore], TableLog]] = {"delta": DeltaLog, "parquet": ManifestLog}
-FORMATS = tuple(_LOGS)
-_MARKS = {DELTA_FOLDER: "delta", MANIFEST_FOLDER: "parquet"}
+FORMATS = ("delta", "parquet", "iceberg")
+_MARKS = {DELTA_FOLDER: "delta", MANIFEST_FOLDER: "parquet", ICEBERG_FOLDER: "iceberg"}
 """Folder in a table -> its format."""
 
 
@@ -96,7 +97,8 @@ def open_table(
     """
     if format is not None and format not in FORMATS:
         raise ConfigError(f"format {format!r}: expected {', '.join(FORMATS)}")
-    store = open_store(root, options).below(raw_folder(identity))
+    base, catalogue = _split(root, options)
+    store = base.below(raw_folder(identity))
     found = _format_of(store)
     if found is not None and format not in (None, found):
         raise ConfigError(
@@ -104,7 +106,17 @@ def open_table(
             "root"
         )
     chosen = found or format or DEFAULT_FORMAT
-    return ArchiveTable(identity, chosen, store, _LOGS[chosen](store))
+    if catalogue and chosen != "iceberg":
+        raise ConfigError(f"option {next(iter(catalogue))!r}: the table has the format {chosen!r}, and no catalogue")
+    log: TableLog
+    match chosen:
+        case "delta":
+            log = DeltaLog(store)
+        case "parquet":
+            log = ManifestLog(store)
+        case _:
+            log = IcebergLog(store, base, identity, catalogue)
+    return ArchiveTable(identity, chosen, store, log)
 
 
 def find_tables(
@@ -113,9 +125,18 @@ def find_tables(
     """The raw tables below the root of an archive, by stream and then by creation time; only those of ``stream``."""
     return [
         open_table(root, identity, options=options)
-        for identity in _identities(open_store(root, options))
+        for identity in _identities(_split(root, options)[0])
         if stream is None or identity.stream == stream
     ]
+
+
+def _split(root: str, options: Mapping[str, str] | None) -> tuple[FileStore, dict[str, str]]:
+    """The store at the root, and the options of the catalogue."""
+    store: dict[str, str] = {}
+    catalogue: dict[str, str] = {}
+    for name, value in (options or {}).items():
+        (catalogue if name.startswith(OPTION_PREFIX) else store)[name] = value
+    return open_store(root, store), catalogue
 
 
 def _identities(store: FileStore) -> Iterator[StreamIdentity]:

@@ -17,7 +17,7 @@ import pyarrow as pa
 from jetspark.errors import ConfigError, JetSparkError, MissingExtra, StoreRefused, StoreUnavailable
 from jetspark.lake.folder_store import StoredFile
 
-__all__ = ["SCHEMES", "CloudStore", "store_error"]
+__all__ = ["SCHEMES", "CloudStore", "store_error", "without_secrets"]
 
 SCHEMES = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "adl")
 _BUCKET = r"(?:abfss?://[\w-]+@|[a-z0-9]+://)[A-Za-z0-9][A-Za-z0-9._-]*"
@@ -198,9 +198,7 @@ def store_error(uri: str, error: Exception, options: Mapping[str, str]) -> JetSp
     reason = _QUERY.sub("?…", reason[:_REASON_CHARS])
     if code is not None:
         reason = f"{reason} ({code[1]})"
-    for name, value in options.items():
-        if len(value) > 3 and name.rsplit("_", 1)[-1] not in ("endpoint", "region", "bucket", "http", "timeout"):
-            reason = reason.replace(value, "***")
+    reason = without_secrets(reason, options)
     is_refusal = "://" not in uri or type(error).__name__ in (
         "PermissionDeniedError",
         "UnauthenticatedError",
@@ -209,6 +207,14 @@ def store_error(uri: str, error: Exception, options: Mapping[str, str]) -> JetSp
     if is_refusal or (status is not None and status[1][0] == "4" and int(status[1]) not in _TRY_AGAIN):
         return StoreRefused(uri, f"{reason}; check bucket, permissions and options")
     return StoreUnavailable(uri, reason)
+
+
+def without_secrets(text: str, options: Mapping[str, str]) -> str:
+    """The text without the values of options, but for those that are not secret."""
+    for name, value in options.items():
+        if len(value) > 3 and not re.search(r"(endpoint|region|bucket|http|timeout|catalog|namespace)$", name):
+            text = text.replace(value, "***")
+    return text
 
 
 class _RemoteFile(io.RawIOBase):
