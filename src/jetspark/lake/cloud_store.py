@@ -156,6 +156,9 @@ class CloudStore:
                 for each in chunk:
                     yield StoredFile(each["path"][skipped:], each["size"], each["last_modified"].timestamp())
 
+    def leftovers(self) -> Iterator[StoredFile]:
+        return iter(())  # scratch files are elsewhere, and the system removes them
+
     def folders(self, path: str = "") -> list[str]:
         import obstore
 

@@ -20,7 +20,6 @@ import pyarrow as pa
 from jetspark.errors import ArchiveDamaged, ArchiveMoved, ConfigError
 from jetspark.lake.archive import ArchiveTable
 from jetspark.lake.coverage import union
-from jetspark.lake.folder_store import SCRATCH
 from jetspark.lake.parquet_files import FILE_BYTES, DataFileWriter, read_footer, read_rows
 from jetspark.lake.position import DataFile, coverage_of
 from jetspark.lake.verification import OnProgress, RowCursor, differing, rows_between
@@ -206,13 +205,13 @@ def _unused(table: ArchiveTable, age_s: float) -> list[str]:
     listed = {each.path: each for each in table.store.files()}
     newest = time.time() - age_s
     in_table, begins = {each.path for each in snapshot.files}, [each.begin for each in snapshot.files]
-    unused = []
+    unused = [each.path for each in table.store.leftovers() if each.modified_s <= newest]
     for path, file in listed.items():
         part = coverage_of(path)
-        if path in in_table or file.modified_s > newest or (part is None and not path.startswith(SCRATCH)):
+        if path in in_table or part is None or file.modified_s > newest:
             continue
         # The files that replaced it say when.
-        _, begin, end = part or (None, 0, 0)
+        _, begin, end = part
         heirs = snapshot.files[max(0, bisect_right(begins, begin) - 1) : bisect_left(begins, end)]
         if all(each.path in listed and listed[each.path].modified_s <= newest for each in heirs):
             unused.append(path)

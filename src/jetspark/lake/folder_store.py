@@ -104,6 +104,12 @@ class FolderStore:
             yield file
 
     def files(self, prefix: str = "", *, after: str = "") -> Iterator[StoredFile]:
+        yield from (each for each in self._listed(prefix, after) if SCRATCH not in each.path)
+
+    def leftovers(self) -> Iterator[StoredFile]:
+        yield from (each for each in self._listed("", "") if SCRATCH in each.path)
+
+    def _listed(self, prefix: str, after: str) -> list[StoredFile]:
         found = []
         with self._translated(prefix):
             for folder, _, names in os.walk(self._root / prefix):
@@ -114,7 +120,7 @@ class FolderStore:
                         with contextlib.suppress(FileNotFoundError):
                             status = path.stat()
                             found.append(StoredFile(relative, status.st_size, status.st_mtime))
-        yield from sorted(found, key=lambda each: each.path)
+        return sorted(found, key=lambda each: each.path)
 
     def folders(self, path: str = "") -> list[str]:
         with self._translated(path):

@@ -70,6 +70,9 @@ class FileStore(Protocol):
     def files(self, prefix: str = "", *, after: str = "") -> Iterator[StoredFile]:
         """The files in the folder ``prefix`` and the folders below it, sorted by path; those after a path only."""
 
+    def leftovers(self) -> Iterator[StoredFile]:
+        """Scratch files, which belong to running writers or were left by killed ones."""
+
     def folders(self, path: str = "") -> list[str]:
         """The names of the folders in a folder, sorted."""
 
