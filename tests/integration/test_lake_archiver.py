@@ -15,7 +15,7 @@ import pytest
 from support.archives import archive, archiving, only_table, proved, writer_process
 from support.header_blocks import BLOCKS, publish_block
 from support.names import new_stream
-from support.object_stores import s3_server
+from support.object_stores import Fault, s3_server
 
 from jetspark import StreamConfig
 from jetspark.blocking import JetStream, Stream, connect
@@ -399,8 +399,8 @@ def test_an_object_store_that_fails_now_and_then_interrupts_nothing(js: JetStrea
     random_ = random.Random(7)
     with s3_server() as s3:
         to, options = "s3://lake/root", s3.options
-        faults = ["503 before", "503 after", "cut before", "cut after"]
-        s3.fault = lambda method, path: random_.choice(faults) if random_.random() < 0.1 else ""  # type: ignore[assignment,return-value]
+        faults: list[Fault] = ["503 before", "503 after", "cut before", "cut after"]
+        s3.fault = lambda method, path: random_.choice(faults) if random_.random() < 0.1 else ""
         for _ in range(6):
             fill(js, stream, 500)
             archive(js, stream.name, to, format=format, storage_options=options, max_rows=300)

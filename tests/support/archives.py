@@ -19,8 +19,8 @@ from jetspark.blocking import JetStream
 from jetspark.lake import (
     ArchiveOptions,
     ArchiveTable,
-    Verification,
-    VerifyOptions,
+    ArchiveVerification,
+    ArchiveVerifyOptions,
     archive_streams,
     find_tables,
     verify_archive,
@@ -72,9 +72,9 @@ def only_table(to: str | Path, **arguments: Any) -> ArchiveTable:
     return table
 
 
-def proved(table: ArchiveTable, js: JetStream | None = None, *, lost: Sequence[int] = ()) -> Verification:
+def proved(table: ArchiveTable, js: JetStream | None = None, *, lost: Sequence[int] = ()) -> ArchiveVerification:
     """Check that a table is complete and equal to what the stream still has; another engine counts the same."""
-    found = verify_archive(table, VerifyOptions(full=True), against=js)
+    found = verify_archive(table, ArchiveVerifyOptions(full=True), against=js)
     assert found.is_complete, str(found)
     assert [sequence for each in found.lost for sequence in each] == list(lost)
     rows, distinct, first, last = counted(table)

@@ -26,7 +26,7 @@ from jetspark.errors import ConfigError, NetworkError, StreamNotFound
 if TYPE_CHECKING:
     from jetspark.blocking import JetStream
     from jetspark.lake import ArchiveOptions, ArchivePosition, ArchiveTable, Snapshot
-    from jetspark.lake.archiver import WritingEngine
+    from jetspark.lake.archiver import ArchiveEngine
 
 __all__ = ["archive"]
 
@@ -147,7 +147,7 @@ def run(target: Target, place: Place, writer: WriterOptions, engine: EngineOptio
     end_signal = EndSignal()
     with _connected(connection) as js, sequence_bar(not writer.once) as show, seldom_collecting():
 
-        def write(engine: WritingEngine | None) -> None:
+        def write(engine: ArchiveEngine | None) -> None:
             archive_streams(
                 js, streams, options, once=writer.once, stop=end_signal.wait, engine=engine, on_progress=show
             )
@@ -160,7 +160,7 @@ def run(target: Target, place: Place, writer: WriterOptions, engine: EngineOptio
             beside.submit(_on_spark, spark, connection, write).result()
 
 
-def _on_spark(target: SparkTarget, connection: dict[str, Any], write: Callable[[WritingEngine], None]) -> None:
+def _on_spark(target: SparkTarget, connection: dict[str, Any], write: Callable[[ArchiveEngine], None]) -> None:
     from jetspark.cli.run_spark import spark_options
     from jetspark.spark import SparkArchiver, session
 
@@ -216,12 +216,12 @@ def verify(
 
     The statistics of the table are the proof where they add up; rows are read where they do not.
     """
-    from jetspark.lake import Verification, VerifyOptions, verify_archive
+    from jetspark.lake import ArchiveVerification, ArchiveVerifyOptions, verify_archive
 
-    options = VerifyOptions(full=full)
+    options = ArchiveVerifyOptions(full=full)
     tables = place.tables(_streams(target))
 
-    def work(against: JetStream | None, tables: Sequence[ArchiveTable]) -> list[Verification]:
+    def work(against: JetStream | None, tables: Sequence[ArchiveTable]) -> list[ArchiveVerification]:
         return _each(
             tables, output, lambda table, show: verify_archive(table, options, against=against, on_progress=show)
         )

@@ -2,18 +2,20 @@
 
 from jetspark.lake import _extra as _extra
 from jetspark.lake.archive import ArchiveTable, find_tables, open_table
-from jetspark.lake.archiver import ArchiveOptions, Committed, archive_streams
+from jetspark.lake.archiver import ArchiveCommit, ArchiveOptions, archive_streams
 from jetspark.lake.compaction import Compaction, CompactOptions, compact_archive
 from jetspark.lake.position import ArchivePosition, DataFile, Snapshot, StreamIdentity
 from jetspark.lake.restoring import Restoration, RestoreOptions, restore_archive
 from jetspark.lake.trimming import Trim, TrimOptions, trim_archive
-from jetspark.lake.verification import FileFault, Verification, VerifyOptions, verify_archive
+from jetspark.lake.verification import ArchiveVerification, ArchiveVerifyOptions, FileFault, verify_archive
 
 __all__ = [
+    "ArchiveCommit",
     "ArchiveOptions",
     "ArchivePosition",
     "ArchiveTable",
-    "Committed",
+    "ArchiveVerification",
+    "ArchiveVerifyOptions",
     "CompactOptions",
     "Compaction",
     "DataFile",
@@ -24,8 +26,6 @@ __all__ = [
     "StreamIdentity",
     "Trim",
     "TrimOptions",
-    "Verification",
-    "VerifyOptions",
     "archive_streams",
     "compact_archive",
     "find_tables",

@@ -36,16 +36,16 @@ from jetspark.jetstream.config import StreamConfig
 from jetspark.lake.archive import ArchiveTable, open_table
 from jetspark.lake.lease import WriterLease
 from jetspark.lake.position import DataFile, Snapshot, StreamIdentity
-from jetspark.lake.range_writing import OnLoss, Part, WriteLimits, Written, front, write_range
+from jetspark.lake.range_writing import OnLoss, Part, WriteLimits, WrittenPart, front, write_range
 from jetspark.lake.store import require_conditional_writes
 from jetspark.state.patience import Attempts
 from jetspark.state.scan import Head
 
 __all__ = [
+    "ArchiveCommit",
+    "ArchiveEngine",
     "ArchiveOptions",
-    "Committed",
-    "LiveEngine",
-    "WritingEngine",
+    "LocalArchiver",
     "archive_streams",
 ]
 
@@ -102,7 +102,7 @@ class ArchiveOptions:
         )
 
 
-class Committed(NamedTuple):
+class ArchiveCommit(NamedTuple):
     """A commit, as a callback gets it."""
 
     table: ArchiveTable
@@ -112,16 +112,16 @@ class Committed(NamedTuple):
     """The new files, in the order of their sequences."""
 
 
-class WritingEngine(Protocol):
+class ArchiveEngine(Protocol):
     """Writes a part of a stream as files: in this process, or in the tasks of Spark."""
 
     def write(
         self, table: ArchiveTable, part: Part, limits: WriteLimits, head: Head, on_piece: Callable[[int], bool]
-    ) -> Written:
+    ) -> WrittenPart:
         """As :func:`~jetspark.lake.range_writing.write_range`; may end before the part does."""
 
 
-class LiveEngine:
+class LocalArchiver:
     """Writes in this process."""
 
     def __init__(self, js: JetStream) -> None:
@@ -129,7 +129,7 @@ class LiveEngine:
 
     def write(
         self, table: ArchiveTable, part: Part, limits: WriteLimits, head: Head, on_piece: Callable[[int], bool]
-    ) -> Written:
+    ) -> WrittenPart:
         return write_range(self._runner, table.store, part, limits, is_cut=True, on_piece=on_piece)
 
 
@@ -140,8 +140,8 @@ def archive_streams(
     *,
     once: bool = False,
     stop: Callable[[float], bool] | None = None,
-    engine: WritingEngine | None = None,
-    on_commit: Callable[[Committed], None] | None = None,
+    engine: ArchiveEngine | None = None,
+    on_commit: Callable[[ArchiveCommit], None] | None = None,
     on_progress: Callable[[str, int, int], None] | None = None,
 ) -> None:
     """Archive streams, each into tables of its own, until ``stop`` says so.
@@ -153,7 +153,7 @@ def archive_streams(
         once: True to end when everything is archived that the streams have now.
         stop: Waits up to a number of seconds, and returns True to end, at once then; ``Event().wait`` is one. What has
             been read by then is committed.
-        engine: :class:`LiveEngine` by default.
+        engine: :class:`LocalArchiver` by default.
         on_commit: Called after each commit. After a crash it was not called for the last one.
         on_progress: Called with a stream, the next sequence to archive, and the last one that the stream has.
 
@@ -166,7 +166,7 @@ def archive_streams(
         RequestTimeout, StoreUnavailable: The server or the store was away for longer than ``patience_s``.
     """
     wait = stop or _sleep
-    writing = engine or LiveEngine(js)
+    writing = engine or LocalArchiver(js)
     archivers = [
         _Archiver(js, stream, options, writing, is_once=once, stop=wait, on_commit=on_commit, on_progress=on_progress)
         for stream in streams
@@ -194,11 +194,11 @@ class _Archiver:
         js: JetStream,
         stream: str,
         options: ArchiveOptions,
-        engine: WritingEngine,
+        engine: ArchiveEngine,
         *,
         is_once: bool,
         stop: Callable[[float], bool],
-        on_commit: Callable[[Committed], None] | None,
+        on_commit: Callable[[ArchiveCommit], None] | None,
         on_progress: Callable[[str, int, int], None] | None,
     ) -> None:
         self._js, self._stream, self._options, self._engine = js, stream, options, engine
@@ -214,10 +214,10 @@ class _Archiver:
         """The table as it was last read; None if it does not exist."""
         self._end = 0
         """The end of the stream when it was last looked at."""
-        self._empty: Written | None = None
+        self._empty: WrittenPart | None = None
         """Read from the position on, and without a message."""
-        self._pending: Written | None = None
-        """Written, and to be committed."""
+        self._pending: WrittenPart | None = None
+        """WrittenPart, and to be committed."""
         self._waiting_since: float | None = None
         self._target: int | None = None
         self.is_done = False
@@ -357,7 +357,7 @@ class _Archiver:
 
     # ---- the table ---------------------------------------------------------------------------------------------
 
-    def _commit(self, written: Written) -> None:
+    def _commit(self, written: WrittenPart) -> None:
         """Commit files, or give them up if another writer was first. After an error, call it again."""
         table = self._table
         assert table is not None
@@ -388,9 +388,9 @@ class _Archiver:
             len(written.files),
         )
         if self._on_commit is not None:
-            self._on_commit(Committed(table, base, written.files))
+            self._on_commit(ArchiveCommit(table, base, written.files))
 
-    def _give_up(self, table: ArchiveTable, written: Written, found: Snapshot) -> None:
+    def _give_up(self, table: ArchiveTable, written: WrittenPart, found: Snapshot) -> None:
         _logger.warning("%s; reading continues there", ArchiveMoved(table.uri, written.begin, found.position.next))
         self._base, self._pending, self._empty = found, None, None
         if found.position.epoch > self._epoch and self._lease is not None:

@@ -28,7 +28,7 @@ from jetspark.state.losses import front_of, removes_by_limits
 from jetspark.state.patience import Persistence
 from jetspark.state.scan import Head, Range, RangeScan
 
-__all__ = ["LOSS_REMEDY", "OnLoss", "Part", "WriteLimits", "Written", "front", "write_range"]
+__all__ = ["LOSS_REMEDY", "OnLoss", "Part", "WriteLimits", "WrittenPart", "front", "write_range"]
 
 OnLoss = Literal["fail", "record"]
 
@@ -65,7 +65,7 @@ class Part:
     """No row is in the archive yet: it begins with the first row, and what was removed before is no loss."""
 
 
-class Written(NamedTuple):
+class WrittenPart(NamedTuple):
     """What became of a part."""
 
     begin: int
@@ -101,7 +101,7 @@ def write_range(
     *,
     is_cut: bool = False,
     on_piece: Callable[[int], bool] | None = None,
-) -> Written:
+) -> WrittenPart:
     """Write the messages of a part as files, which are in no table yet.
 
     Args:
@@ -119,7 +119,7 @@ def write_range(
     # Losses are told from deletions here, because the files list them.
     scope = Range(identity.stream, identity.created, part.start, part.end, is_earliest=True)
     scan = RangeScan(scope, timeout_s=limits.patience_s)
-    with _Writing(runner, store, part, limits) as writing, closing(runner.pieces(scan)) as pieces:
+    with _PartWriter(runner, store, part, limits) as writing, closing(runner.pieces(scan)) as pieces:
         for messages in pieces:
             is_over = writing.add(messages)
             is_over |= on_piece is not None and on_piece(writing.next)
@@ -128,7 +128,7 @@ def write_range(
         return writing.end(part.end)
 
 
-class _Writing:
+class _PartWriter:
     """A part while it is written."""
 
     def __init__(self, runner: ProcedureRunner, store: FileStore, part: Part, limits: WriteLimits) -> None:
@@ -138,7 +138,7 @@ class _Writing:
         self._begin, self._anchor = part.begin, part.anchor
         self._writer: DataFileWriter | None = None
 
-    def __enter__(self) -> _Writing:
+    def __enter__(self) -> _PartWriter:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -171,15 +171,15 @@ class _Writing:
         self.next = stop
         return stop < present[-1].stop
 
-    def end(self, end: int) -> Written:
+    def end(self, end: int) -> WrittenPart:
         """Explain the sequences behind the last row, and finish the last file."""
         lost: list[range] = []
         if self._writer is None and self._part.is_first:
-            return Written(self._begin, end, (), ())
+            return WrittenPart(self._begin, end, (), ())
         end, lost = self._lost_until(end, [])
         if self._writer is None:
-            return Written(self._begin, end, (), (*self._part.lost, *lost))
-        return Written(self._begin, end, tuple(self._writer.finish(end, lost=lost)), ())
+            return WrittenPart(self._begin, end, (), (*self._part.lost, *lost))
+        return WrittenPart(self._begin, end, tuple(self._writer.finish(end, lost=lost)), ())
 
     def _lost_until(self, end: int, present: list[range]) -> tuple[int, list[range]]:
         """The lost sequences from ``next`` to ``end``; or, if that is an error, a lower end, before the first of them.

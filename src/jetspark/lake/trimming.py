@@ -21,7 +21,7 @@ from jetspark.errors import ConfigError, StreamRecreated
 from jetspark.jetstream.config import StreamConfig
 from jetspark.lake.archive import ArchiveTable
 from jetspark.lake.position import StreamIdentity
-from jetspark.lake.verification import OnProgress, Verification, VerifyOptions, verify_archive
+from jetspark.lake.verification import ArchiveVerification, ArchiveVerifyOptions, OnProgress, verify_archive
 from jetspark.publish.steps import Connect, Procedure
 from jetspark.state.losses import NO_LIMIT_PER_SUBJECT, holds_passing_messages
 from jetspark.state.scan import Head, head_of, sequence_at
@@ -60,7 +60,7 @@ class Trim:
     """Messages before this sequence are removed."""
     reason: str
     """The reason why not more is removed."""
-    verification: Verification | None = None
+    verification: ArchiveVerification | None = None
     """Of what is removed; None if that is nothing."""
     removed: int = 0
     """Messages removed, or that would be."""
@@ -127,7 +127,7 @@ def trim_archive(
     needed = _Needed(is_wanted=holds_passing_messages(config))
     trim.verification = verify_archive(
         table,
-        VerifyOptions(full=True, start=head.first, end=limit),
+        ArchiveVerifyOptions(full=True, start=head.first, end=limit),
         against=js,
         on_progress=on_progress,
         on_compared=needed.look,

@@ -30,11 +30,11 @@ from jetspark.lake.rows import RAW_SCHEMA, rows_of
 from jetspark.state.scan import Range, RangeScan
 
 __all__ = [
+    "ArchiveVerification",
+    "ArchiveVerifyOptions",
     "FileFault",
     "OnProgress",
     "RowCursor",
-    "Verification",
-    "VerifyOptions",
     "differing",
     "rows_between",
     "verify_archive",
@@ -51,7 +51,7 @@ OnProgress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VerifyOptions:
+class ArchiveVerifyOptions:
     """Options of :func:`verify_archive`."""
 
     full: bool = False
@@ -71,7 +71,7 @@ class FileFault:
 
 
 @dataclass(slots=True, kw_only=True)
-class Verification:
+class ArchiveVerification:
     """The result of a verification. The ranges are sequences."""
 
     stream: str
@@ -150,12 +150,12 @@ class Verification:
 
 def verify_archive(
     table: ArchiveTable,
-    options: VerifyOptions | None = None,
+    options: ArchiveVerifyOptions | None = None,
     *,
     against: JetStream | None = None,
     on_progress: OnProgress | None = None,
     on_compared: Callable[[pa.Table], None] | None = None,
-) -> Verification:
+) -> ArchiveVerification:
     """Verify the table of one incarnation of a stream.
 
     Args:
@@ -168,13 +168,13 @@ def verify_archive(
         ArchiveDamaged: The log of the table cannot be read, or does not cover its sequences.
         StreamRecreated, StreamNotFound: ``against``: the stream is not the one of the table.
     """
-    options = options or VerifyOptions()
+    options = options or ArchiveVerifyOptions()
     snapshot = table.snapshot()
     if snapshot is None:
         raise ConfigError(f"archive {table.uri} does not exist: `jetspark archive run` creates it")
     position = snapshot.position
     first, end = max(position.first, options.start or 0), min(position.next, options.end or position.next)
-    found = Verification(
+    found = ArchiveVerification(
         stream=position.identity.stream,
         created=position.identity.created,
         uri=table.uri,
@@ -198,7 +198,9 @@ def verify_archive(
     return found
 
 
-def _verify_file(table: ArchiveTable, file: DataFile, size: int | None, found: Verification, *, is_full: bool) -> None:
+def _verify_file(
+    table: ArchiveTable, file: DataFile, size: int | None, found: ArchiveVerification, *, is_full: bool
+) -> None:
     found.files += 1
     found.rows += file.rows
     if size != file.size_bytes:

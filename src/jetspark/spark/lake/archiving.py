@@ -11,7 +11,7 @@ import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
@@ -19,7 +19,7 @@ from jetspark.core.gc_tuning import seldom_collecting
 from jetspark.errors import DataLoss, JetSparkError
 from jetspark.lake.archive import ArchiveTable
 from jetspark.lake.position import DataFile
-from jetspark.lake.range_writing import Part, WriteLimits, Written, write_range
+from jetspark.lake.range_writing import Part, WriteLimits, WrittenPart, write_range
 from jetspark.lake.store import open_store
 from jetspark.spark.connections import runner_for
 from jetspark.spark.engine.projection_options import option_text
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 __all__ = ["SparkArchiver"]
+
+Result: TypeAlias = WrittenPart | JetSparkError
 
 FORMAT = "archive"
 # A task with fewer sequences takes less time than its start.
@@ -68,7 +70,7 @@ class SparkArchiver:
 
     def write(
         self, table: ArchiveTable, part: Part, limits: WriteLimits, head: Head, on_piece: Callable[[int], bool]
-    ) -> Written:
+    ) -> WrittenPart:
         """As :func:`~jetspark.lake.range_writing.write_range`; ends early where every task has enough."""
         run = functools.partial(self._run, table, limits, on_piece)
         parts = _parts(part, limits, head, self._tasks)
@@ -76,7 +78,7 @@ class SparkArchiver:
 
     def _run(
         self, table: ArchiveTable, limits: WriteLimits, on_piece: Callable[[int], bool], parts: Sequence[Part]
-    ) -> list[Written | JetSparkError]:
+    ) -> list[Result]:
         store = table.store
         task = WriteTask(self._options, store.uri, dict(store.storage_options), limits, parts)
         tasks = self._spark.range(0, len(parts), 1, len(parts)).mapInArrow(
@@ -114,8 +116,10 @@ def _parts(part: Part, limits: WriteLimits, head: Head, tasks: int) -> list[Part
 
 
 def _joined(
-    parts: Sequence[Part], results: Sequence[Written | JetSparkError], again: Callable[[Part], Written | JetSparkError]
-) -> Written:
+    parts: Sequence[Part],
+    results: Sequence[WrittenPart | JetSparkError],
+    again: Callable[[Part], WrittenPart | JetSparkError],
+) -> WrittenPart:
     """The results of touching parts as one. Files must touch, so a part behind parts without rows is written again.
 
     Raises:
@@ -123,9 +127,9 @@ def _joined(
     """
     files: list[DataFile] = []
     begin = end = parts[0].begin
-    empty: Written | None = None
+    empty: WrittenPart | None = None
     for part, result in zip(parts, results, strict=True):
-        if isinstance(result, Written) and result.files and empty is not None:
+        if isinstance(result, WrittenPart) and result.files and empty is not None:
             result = again(replace(part, begin=empty.begin, lost=empty.lost))
         if isinstance(result, JetSparkError):
             if files and isinstance(result, DataLoss):
@@ -136,12 +140,12 @@ def _joined(
             files += result.files
             end, empty = result.end, None
         else:
-            known = empty or Written(result.begin, result.begin, (), ())
-            empty = Written(known.begin, result.end, (), (*known.lost, *result.lost))
+            known = empty or WrittenPart(result.begin, result.begin, (), ())
+            empty = WrittenPart(known.begin, result.end, (), (*known.lost, *result.lost))
         if result.end < part.end:
             break  # lost messages are next
     if files or empty is None:
-        return Written(begin, end, tuple(files), ())
+        return WrittenPart(begin, end, tuple(files), ())
     return empty
 
 
@@ -151,7 +155,7 @@ def _write(task: WriteTask, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Re
     store = open_store(task.uri, task.storage_options)
     for batch in batches:
         for number in batch.column("id").to_pylist():
-            result: Written | JetSparkError
+            result: Result
             try:
                 with seldom_collecting():
                     result = write_range(runner_for(options), store, task.parts[number], task.limits)
