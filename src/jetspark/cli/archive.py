@@ -335,7 +335,7 @@ def restore(
     if len(tables) != 1:
         known = ", ".join(each.identity.created for each in place.tables([stream]))
         raise ConfigError(
-            f"--created {created or '?'}: streams named {stream!r} were created at {known}; give one of them"
+            f"--created {created or ''}: streams named {stream!r} were created at {known}; give one of them"
         )
     end = None if to_seq is None else to_seq + 1
     options = RestoreOptions(into=into, subject=subject, start=from_seq, end=end, dry_run=dry_run)

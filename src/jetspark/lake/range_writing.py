@@ -198,6 +198,7 @@ class _PartWriter:
         if not lost or limits.on_loss == "record":
             return end, lost
         if self._writer is None and not (present and present[0].start < lost[0].start):
-            raise DataLoss(identity.stream, lost[0].start, lost[0].stop, LOSS_REMEDY)
+            first = lost[0].stop if lost[0].stop < end else head.whole_from
+            raise DataLoss(identity.stream, lost[0].start, first, LOSS_REMEDY)
         # What was read before the loss is archived first: it may be removed next.
         return lost[0].start, []

@@ -10,7 +10,7 @@ Against the stream, every message that it still has is compared with its row, by
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,7 +24,7 @@ from jetspark.errors import ArchiveDamaged, ConfigError, StreamRecreated
 from jetspark.lake.archive import ArchiveTable
 from jetspark.lake.coverage import Account, account, runs, text, union
 from jetspark.lake.parquet_files import read_footer, read_rows
-from jetspark.lake.position import MAX_SEQUENCE, DataFile, Snapshot
+from jetspark.lake.position import MAX_SEQUENCE, DataFile
 from jetspark.lake.range_writing import front
 from jetspark.lake.rows import RAW_SCHEMA, rows_of
 from jetspark.state.scan import Range, RangeScan
@@ -189,12 +189,17 @@ def verify_archive(
             progress(file.end, end)
     if against is not None and first < end:
         found.compared = 0
-        for wanted, stored in _beside_stream(table, snapshot, against, first, end):
-            found.differing = union([*found.differing, *differing(wanted, stored)])
-            found.compared += len(wanted)
-            if on_compared is not None:
-                on_compared(wanted)
-            progress(wanted.column("sequence")[-1].as_py(), end)
+        damaged = {each.path for each in found.faults}
+        files = [each for each in snapshot.files if each.path not in damaged]
+        try:
+            for wanted, stored in _beside_stream(table, files, against, first, end):
+                found.differing = union([*found.differing, *differing(wanted, stored)])
+                found.compared += len(wanted)
+                if on_compared is not None:
+                    on_compared(wanted)
+                progress(wanted.column("sequence")[-1].as_py(), end)
+        except ArchiveDamaged as error:  # in columns that nothing has read before
+            found.faults.append(FileFault(table.uri, error.reason))
     return found
 
 
@@ -270,7 +275,7 @@ def differing(wanted: pa.Table, stored: pa.Table) -> list[range]:
 
 
 def _beside_stream(
-    table: ArchiveTable, snapshot: Snapshot, js: JetStream, start: int, end: int
+    table: ArchiveTable, files: Sequence[DataFile], js: JetStream, start: int, end: int
 ) -> Iterator[tuple[pa.Table, pa.Table]]:
     """The messages that the stream still has, as rows, and the rows of the archive for them."""
     runner, identity = ProcedureRunner(js), table.identity
@@ -278,7 +283,7 @@ def _beside_stream(
     if head.created != identity.created:
         raise StreamRecreated(identity.stream, identity.created, head.created, OTHER_REMEDY)
     start = max(start, head.first)
-    cursor = RowCursor(rows_between(table, snapshot.files, start, end))
+    cursor = RowCursor(rows_between(table, files, start, end))
     # What the stream's limits remove in the meantime cannot be compared.
     scan = RangeScan(Range(identity.stream, identity.created, start, end, is_earliest=True), timeout_s=PATIENCE_S)
     with closing(runner.pieces(scan)) as pieces:
