@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from jetspark.spark.engine.replay_engine import ReplayEngine
     from jetspark.spark.engine.what_if import what_if
     from jetspark.spark.formats import register
+    from jetspark.spark.lake.archiving import SparkArchiver
     from jetspark.spark.queries import Lag, lag
     from jetspark.spark.typed.event_frames import events, stream_events
 else:
@@ -26,6 +27,7 @@ else:
         homes = {"register": "formats", "Lag": "queries", "lag": "queries"}
         homes |= {"events": "typed.event_frames", "stream_events": "typed.event_frames"}
         homes |= {"ReplayEngine": "engine.replay_engine", "what_if": "engine.what_if"}
+        homes |= {"SparkArchiver": "lake.archiving"}
         home = homes.get(name, "engine.projections")
         globals()[name] = found = getattr(import_module(f"jetspark.spark.{home}"), name)
         return found
@@ -38,6 +40,7 @@ __all__ = [
     "BackfillReport",
     "Lag",
     "ReplayEngine",
+    "SparkArchiver",
     "backfill",
     "events",
     "fold_states",
