@@ -62,6 +62,7 @@ def stored(sent: Sequence[Sent]) -> list[StoredMessage]:
             timestamp=STORED,
             data=data,
             headers=Headers(dict(headers)),
+            raw_headers=header_block.encode(headers) if headers else None,
         )
         for sequence, (subject, data, headers) in enumerate(sent, 1)
     ]
