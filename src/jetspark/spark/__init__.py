@@ -10,11 +10,13 @@ from jetspark.spark import _extra as _extra
 from jetspark.spark.session import session
 
 if TYPE_CHECKING:
+    from jetspark.spark.dead_letter_frames import dead_letters, redrive
     from jetspark.spark.engine.projections import BackfillReport, backfill, fold_states, run
     from jetspark.spark.engine.replay_engine import ReplayEngine
     from jetspark.spark.engine.what_if import what_if
     from jetspark.spark.formats import register
     from jetspark.spark.queries import Lag, lag
+    from jetspark.spark.query_metrics import QueryMetrics
 else:
 
     def __getattr__(name):
@@ -24,6 +26,11 @@ else:
 
         homes = {"register": "formats", "Lag": "queries", "lag": "queries"}
         homes |= {"ReplayEngine": "engine.replay_engine", "what_if": "engine.what_if"}
+        homes |= {
+            "dead_letters": "dead_letter_frames",
+            "redrive": "dead_letter_frames",
+            "QueryMetrics": "query_metrics",
+        }
         home = homes.get(name, "engine.projections")
         globals()[name] = found = getattr(import_module(f"jetspark.spark.{home}"), name)
         return found
@@ -35,10 +42,13 @@ else:
 __all__ = [
     "BackfillReport",
     "Lag",
+    "QueryMetrics",
     "ReplayEngine",
     "backfill",
+    "dead_letters",
     "fold_states",
     "lag",
+    "redrive",
     "register",
     "run",
     "session",

@@ -56,6 +56,7 @@ __all__ = [
     "derived_id",
     "encode",
     "event_id",
+    "read_any_envelope",
     "read_data",
     "read_envelope",
     "read_event",
@@ -363,6 +364,21 @@ def read_envelope(data: bytes) -> Envelope:
         msgspec.DecodeError, ValueError, RecursionError: The message has another form.
     """
     return _decode(data)
+
+
+def read_any_envelope(subject: str, data: bytes, headers: RawHeaders) -> Envelope:
+    """The envelope of a message in any form that :func:`read_event` reads, whatever is wrong with its data.
+
+    Raises:
+        NotJson, NotAnEnvelope: The message is not an event.
+    """
+    try:
+        envelope = _decode(data)
+        if envelope.data:
+            return envelope
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        pass
+    return read_other_form(subject, data, headers, Envelope)
 
 
 def read_key(data: bytes, headers: RawHeaders) -> str | None:
