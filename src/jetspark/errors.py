@@ -78,6 +78,7 @@
         │   ├── WrongFieldType                  ... a field has a value of another type
         │   ├── BrokenRule                      ... a field has the right type and a value that is not allowed
         │   └── UpcastFailed                    ... the function that should make it a newer version raised an error
+        ├── UnreadableEvent                     a message that a read of typed events was to return is not a valid event
         ├── ContractFrozen                      a type and version is recorded already, and means something else
         ├── StateParked                         a projected state is stuck: an event could not be applied
         ├── TopologyDrift                       the server is not as the application declares
@@ -178,6 +179,7 @@ __all__ = [
     "TopologyRefused",
     "UnknownEventType",
     "UnknownEventVersion",
+    "UnreadableEvent",
     "UpcastFailed",
     "UsageError",
     "WindowFull",
@@ -953,6 +955,26 @@ class BrokenRule(ContractViolation):
 
 class UpcastFailed(ContractViolation):
     """The function that should make a newer version of an event raised an error, which is ``__cause__``."""
+
+
+@dataclass(eq=False, repr=False)
+class UnreadableEvent(DataError):
+    """A message that a read of typed events was to return as a row is not a valid event of its type.
+
+    ``reason`` is a :class:`ContractViolation` in words.
+    """
+
+    stream: str
+    sequence: int
+    subject: str
+    reason: str
+
+    def __str__(self) -> str:
+        return (
+            f"stream {self.stream!r}, sequence {self.sequence}, subject {self.subject!r}: {self.reason}. Repair the "
+            "contract, such as by an upcast; or set unreadable='keep' to read such messages as rows with their reason, "
+            "or 'drop' to leave them out and count them"
+        )
 
 
 @dataclass(eq=False, repr=False)

@@ -59,6 +59,7 @@ EXAMPLES: list[JetSparkError] = [
     errors.WrongFieldType("orders.o-1.paid", "order.paid", 2, "amount_cents", "expected so"),
     errors.BrokenRule("orders.o-1.paid", "order.paid", 2, "amount_cents", "expected so"),
     errors.UpcastFailed("orders.o-1.paid", "order.paid", 2, "amount_cents", "expected so"),
+    errors.UnreadableEvent("ORDERS", 7, "orders.o-1.paid", "NotJson: message on 'orders.o-1.paid': truncated"),
     errors.ContractFrozen("order.paid", 2, ("+ properties.more", "- required")),
     errors.TopologyDrift("orders", ("+ stream ORDERS", "+ bucket orders_schemas")),
     errors.TopologyRefused("orders", ("~ stream ORDERS",)),

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from jetspark.spark.formats import register
     from jetspark.spark.queries import Lag, lag
     from jetspark.spark.query_metrics import QueryMetrics
+    from jetspark.spark.typed.event_frames import events, stream_events
 else:
 
     def __getattr__(name):
@@ -25,6 +26,7 @@ else:
         from importlib import import_module
 
         homes = {"register": "formats", "Lag": "queries", "lag": "queries"}
+        homes |= {"events": "typed.event_frames", "stream_events": "typed.event_frames"}
         homes |= {"ReplayEngine": "engine.replay_engine", "what_if": "engine.what_if"}
         homes |= {
             "dead_letters": "dead_letter_frames",
@@ -46,11 +48,13 @@ __all__ = [
     "ReplayEngine",
     "backfill",
     "dead_letters",
+    "events",
     "fold_states",
     "lag",
     "redrive",
     "register",
     "run",
     "session",
+    "stream_events",
     "what_if",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -22,7 +22,7 @@ class ArrowRows(NamedTuple):
     """Events as columns."""
 
     arrays: list[pa.Array]
-    """One for each field of the schema. Rows with a fault are null in all of them."""
+    """One for each field, in the order of the schema. Rows with a fault are null in all of them."""
     faults: dict[int, ColumnFault]
     """By row: a value that does not fit its column."""
 
@@ -76,18 +76,23 @@ class EventColumns:
         except ColumnFault as fault:
             raise ConfigError(f"{self.contract.kind.__name__}.{fault.field}: {fault.rule}") from fault
 
-    def to_arrow(self, events: Sequence[object]) -> ArrowRows:
-        """The fields of events as arrays; an event that is None is a row of nulls."""
+    @property
+    def type(self) -> pa.DataType:
+        """All fields as one struct."""
+        return self._struct.type
 
-        def write(part: Sequence[object]) -> list[pa.Array]:
-            has_nulls = None in part
-            return [each.write(part, has_nulls) for each in self._struct.fields]
+    def to_arrow(self, events: Sequence[object], names: Collection[str] | None = None) -> ArrowRows:
+        """The fields of events as arrays; an event that is None is a row of nulls.
 
-        try:
-            return ArrowRows(write(events), {})
-        except ColumnFault:
-            faults = _faults(lambda first, last: write(events[first:last]), len(events))
-            return ArrowRows(write([None if row in faults else each for row, each in enumerate(events)]), faults)
+        Args:
+            names: The fields to convert; by default all.
+        """
+        fields = [each for each in self._struct.fields if names is None or each.name in names]
+        return _written(lambda part: [each.write(part, None in part) for each in fields], events)
+
+    def to_struct(self, events: Sequence[object]) -> ArrowRows:
+        """Events as a single array of structs; an event that is None is null."""
+        return _written(lambda part: [self._struct.write(part)], events)
 
     def from_arrow(self, batch: pa.RecordBatch) -> EventRows:
         """The events whose fields are the columns of a batch, as far as :meth:`check` accepts its schema.
@@ -107,6 +112,14 @@ class EventColumns:
             is_good = pa.array([row not in faults for row in range(len(batch))], pa.bool_())
             good = iter(read(batch.filter(is_good)))
             return EventRows([None if row in faults else next(good) for row in range(len(batch))], faults)
+
+
+def _written(write: Callable[[Sequence[object]], list[pa.Array]], events: Sequence[object]) -> ArrowRows:
+    try:
+        return ArrowRows(write(events), {})
+    except ColumnFault:
+        faults = _faults(lambda first, last: write(events[first:last]), len(events))
+        return ArrowRows(write([None if row in faults else each for row, each in enumerate(events)]), faults)
 
 
 def _faults(convert: Callable[[int, int], object], length: int) -> dict[int, ColumnFault]:
