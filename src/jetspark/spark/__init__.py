@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from jetspark.spark.queries import Lag, lag
     from jetspark.spark.query_metrics import QueryMetrics
     from jetspark.spark.typed.event_frames import events, stream_events
+    from jetspark.spark.typed.event_writes import write_events
 else:
 
     def __getattr__(name):
@@ -27,6 +28,7 @@ else:
 
         homes = {"register": "formats", "Lag": "queries", "lag": "queries"}
         homes |= {"events": "typed.event_frames", "stream_events": "typed.event_frames"}
+        homes |= {"write_events": "typed.event_writes"}
         homes |= {"ReplayEngine": "engine.replay_engine", "what_if": "engine.what_if"}
         homes |= {
             "dead_letters": "dead_letter_frames",
@@ -57,4 +59,5 @@ __all__ = [
     "session",
     "stream_events",
     "what_if",
+    "write_events",
 ]

@@ -225,6 +225,8 @@ class PartWritten(WriterCommitMessage):
     """Run of the query, for a write within ``foreachBatch``."""
     digest: int = 0
     """Digest of the rows of a named write."""
+    refused: int = 0
+    """Rows that became dead letters, besides ``rows``."""
 
 
 class BatchWriter(DataSourceArrowWriter):
@@ -346,6 +348,10 @@ def _written(messages: list[WriterCommitMessage | None]) -> list[PartWritten]:
 def _commit(options: WritingOptions, written: list[PartWritten]) -> None:
     """All rows of a batch are stored: note it, if there are any."""
     filled = [each for each in written if each.rows]
+    if refused := sum(each.refused for each in written):
+        _logger.warning(
+            "batch %d of %s: %d rows are not valid events; dead letters written", *written[0].task_id[1::-1], refused
+        )
     if not filled or not options.keeps_ledger:
         return
     task_id, rows, unnamed = filled[0].task_id, sum(each.rows for each in filled), filled[0].unnamed
@@ -398,11 +404,6 @@ class Target:
     def __init__(self, info: StreamInfo) -> None:
         self.info, self.name = info, info.config.name
         self._filters = tuple(info.config.subjects or ())
-
-    @property
-    def identity(self) -> tuple[str, str]:
-        """Its name, and when it was made."""
-        return self.name, time_of(self.info.created)
 
     @property
     def window_s(self) -> float:
@@ -519,16 +520,25 @@ class Task:
                 sent += len(missing)
                 if len(missing):
                     publisher.send(missing)
-        replicas = target.info.config.replicas
+        written = self._written(target, encoder)
+        return replace(written, sent=sent, replicas=target.info.config.replicas, refused=encoder.refused)
+
+    def _written(self, target: Target, encoder: RowEncoder) -> PartWritten:
         return PartWritten(
-            self.task_id, encoder.rows, sent, replicas, False, self.unnamed, *target.identity, self._run, encoder.digest
+            self.task_id,
+            encoder.rows,
+            unnamed=self.unnamed,
+            stream=target.name,
+            created=time_of(target.info.created),
+            run=self._run,
+            digest=encoder.digest,
         )
 
     def _skipped(self, target: Target, encoder: RowEncoder, batches: Iterator[pa.RecordBatch]) -> PartWritten:
         """The batch is written: nothing is sent. Whether a name was used for other rows is compared in ``commit``."""
         has_name = self.options.write_id is not None
         rows = sum(map(len, encoder.encode_all(batches) if has_name else batches))
-        return PartWritten(self.task_id, rows, 0, None, True, self.unnamed, *target.identity, self._run, encoder.digest)
+        return replace(self._written(target, encoder), rows=rows, is_committed_already=True)
 
     def _publisher(self, js: JetStream, earlier: Earlier, pace: Pace) -> Publisher:
         match self.options.publish_mode:

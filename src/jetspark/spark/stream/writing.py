@@ -111,10 +111,17 @@ class RowLayout(Protocol):
 class RowEncoder(Protocol):
     """Makes messages of the rows of a task."""
 
-    rows: int
-    """How many were encoded."""
-    digest: int
-    """Sum of the digests of the rows: independent of their order, and sums of partitions can be added."""
+    @property
+    def rows(self) -> int:
+        """How many were encoded."""
+
+    @property
+    def digest(self) -> int:
+        """Sum of the digests of the rows: independent of their order, and sums of partitions can be added."""
+
+    @property
+    def refused(self) -> int:
+        """How many became dead letters."""
 
     def encode_all(self, batches: Iterable[pa.RecordBatch]) -> Iterator[Rows]:
         """The messages of all rows, in order.
@@ -340,6 +347,7 @@ class Encoder:
         """
         self.rows = 0
         self.digest = 0
+        self.refused = 0
         self._with_digest = with_digest
         self._layout, self._partition = layout, partition
         self._limits, stream = Limits(destination), destination.stream
