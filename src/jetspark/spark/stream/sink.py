@@ -48,7 +48,7 @@ from jetspark.spark.stream.publishing import AsyncPublishing, AtomicPublishing, 
 from jetspark.spark.stream.writing import Destination, Layout, RowEncoder, RowLayout, Rows, added_up
 from jetspark.spark.tasks import BATCH_ID, QUERY_ID, RUN_ID, TaskFailed, TaskId, is_final, raise_failure
 
-__all__ = ["SinkOptions", "batch_writer", "stream_writer"]
+__all__ = ["BatchWriter", "SinkOptions", "StreamWriter", "Target", "WritingOptions", "batch_writer", "stream_writer"]
 
 T = TypeVar("T")
 
@@ -445,6 +445,16 @@ class Target:
         target._check(options, layout)
         return target
 
+    def destination(self, max_bytes: int, *, is_expected: bool) -> Destination:
+        """Where messages go; ``max_bytes`` is what the server takes in one of them."""
+        return Destination(
+            stream=self.name,
+            is_stored=self.stores,
+            max_bytes=max_bytes,
+            max_stream_bytes=self.info.config.max_message_bytes,
+            is_expected=is_expected,
+        )
+
     def _check(self, options: WritingOptions, layout: RowLayout) -> None:
         config, need = self.info.config, _NEEDS[options.publish_mode]
         if need and not getattr(config, need):
@@ -558,13 +568,8 @@ class Task:
                 )
 
     def _encoder(self, target: Target) -> RowEncoder:
-        destination = Destination(
-            stream=target.name,
-            is_stored=target.stores,
-            max_bytes=client_for(self.options.connecting()).server_info.max_payload_bytes,
-            max_stream_bytes=target.info.config.max_message_bytes,
-            is_expected=self.options.stream is not None,
-        )
+        max_bytes = client_for(self.options.connecting()).server_info.max_payload_bytes
+        destination = target.destination(max_bytes, is_expected=self.options.stream is not None)
         return self.layout.encoder(
             destination,
             self.task_id,

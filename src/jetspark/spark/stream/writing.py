@@ -46,6 +46,7 @@ from jetspark.spark.tasks import TaskId
 
 __all__ = [
     "HEAD",
+    "MAX_HEADER_BYTES",
     "Destination",
     "Encoder",
     "Layout",

@@ -40,10 +40,19 @@ from jetspark.app.contracts.event_ids import NewIds
 from jetspark.app.contracts.faults import error_text, user_errors
 from jetspark.core.subjects import MAX_SUBJECT_BYTES
 from jetspark.errors import ConfigError, InvalidEvent
-from jetspark.spark.stream.writing import HEAD, Destination, Limits, Rows, added_up, digest_of, id_fault
+from jetspark.spark.stream.writing import (
+    HEAD,
+    MAX_HEADER_BYTES,
+    Destination,
+    Limits,
+    Rows,
+    added_up,
+    digest_of,
+    id_fault,
+)
 from jetspark.spark.tasks import TaskId
 from jetspark.spark.typed.event_rows import TYPE
-from jetspark.spark.typed.refused_rows import RefusedRows
+from jetspark.spark.typed.refused_rows import Reason, RefusedRows
 
 __all__ = ["EventEncoder", "MetadataColumns", "RowSpool"]
 
@@ -126,6 +135,11 @@ class EventEncoder:
     def refused(self) -> int:
         return self._refused.count
 
+    @property
+    def reasons(self) -> list[Reason]:
+        """Why rows were refused that did not become dead letters."""
+        return list(self._refused.reasons.values())
+
     def encode_all(self, batches: Iterable[pa.RecordBatch]) -> Iterator[Rows]:
         """The messages of all rows. With ``invalid=fail`` all rows are read before this returns.
 
@@ -146,6 +160,7 @@ class EventEncoder:
         refuse = partial(self._refused.add, first, batch)
         subjects, bodies, ids, blocks = list[str](), list[bytes](), list[bytes](), list[bytes]()
         digests, now, has_id_column = [self.digest], utc_now(), self._metadata.id is not None
+        max_bytes = self._limits.max_bytes
         rows = zip(self._events(batch, refuse), *self._said(batch), strict=False)
         for row, ((contract, event), own, time, cause, correlation, causation, trace) in enumerate(rows):
             if event is None:
@@ -163,11 +178,9 @@ class EventEncoder:
                 subject, body = write_data(contract, event, data, id, self._source, time or now, *said[1:])
                 line = self._trace if trace is None else child_of(trace, self._bits)
                 block = b"%b%b\r\ntraceparent: %b\r\n\r\n" % (self._head, id.encode(), line.encode())
-                if (why := self._limits.size_fault(body, block)) is None and len(subject) > MAX_SUBJECT_BYTES:
-                    why = (
-                        f"a subject of {len(subject)} bytes, {subject[:40]!r}...: expected at most {MAX_SUBJECT_BYTES}"
-                    )
-                if why is not None:
+                size = len(block)
+                if size + len(body) > max_bytes or size > MAX_HEADER_BYTES or len(subject) > MAX_SUBJECT_BYTES:
+                    why = self._limits.size_fault(body, block) or f"its subject has {len(subject)} bytes"
                     raise InvalidEvent(contract.type, contract.version, "", why)
             except InvalidEvent as error:
                 refuse(row, contract, event, error.field, error.rule)

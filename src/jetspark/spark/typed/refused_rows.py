@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from zlib import crc32
 
@@ -23,7 +23,7 @@ from jetspark.core.headers import Headers
 from jetspark.errors import InvalidEvent, InvalidRows
 from jetspark.spark.tasks import TaskId
 
-__all__ = ["RefusedRows"]
+__all__ = ["Reason", "RefusedRows", "invalid_rows"]
 
 MAX_REASONS = 5
 """Reasons that an error names."""
@@ -31,10 +31,22 @@ MAX_TEXT = 200
 
 
 @dataclass(slots=True)
-class _Reason:
+class Reason:
+    """A field and a rule that rows break."""
+
     text: str
     first: str
+    """The first of these rows."""
     count: int = 0
+
+
+def invalid_rows(where: str, rows: int, invalid: int, reasons: Iterable[Reason]) -> InvalidRows:
+    """The error about rows, with the reasons that most of them have."""
+    shown = sorted(reasons, key=lambda each: -each.count)[:MAX_REASONS]
+    texts = [f"{each.count} x {each.text} (first: {each.first})" for each in shown]
+    if left := invalid - sum(each.count for each in shown):
+        texts.append(f"{left} for other reasons")
+    return InvalidRows(where, rows, invalid, tuple(texts))
 
 
 @dataclass(slots=True)
@@ -45,7 +57,8 @@ class RefusedRows:
     store_letters: Callable[[list[StoredEvent]], None] | None = None
     """None where an invalid row fails the task."""
     count: int = 0
-    _reasons: dict[tuple[str, str, str], _Reason] = field(default_factory=dict)
+    reasons: dict[tuple[str, str, str], Reason] = field(default_factory=dict)
+    """By type, field and rule; of rows that become dead letters there are none."""
     _letters: list[StoredEvent] = field(default_factory=list)
 
     @property
@@ -66,18 +79,19 @@ class RefusedRows:
         self.count += 1
         type = "" if contract is None else contract.type
         group = (type, name, rule)
-        if not self.are_stored and group not in self._reasons and len(self._reasons) >= MAX_REASONS:
+        if not self.are_stored and group not in self.reasons and len(self.reasons) >= MAX_REASONS:
             return
         values = batch.slice(row, 1).to_pylist()[0]
         key = _key(contract, event, values)
         if self.are_stored:
             self._letters.append(self._letter(first + row, contract, key, name, rule, values))
             return
-        known = self._reasons.get(group)
+        known = self.reasons.get(group)
         if known is None:
             what = f"{type} " * bool(type) + (f"field {name!r}: " if name else "")
-            where = f"row {first + row}" + ("" if key is None else f", key {key!r}")
-            known = self._reasons[group] = _Reason(f"{what}{rule}"[:MAX_TEXT], where)
+            where = f"row {first + row} of partition {self.task_id.partition}"
+            where += "" if key is None else f", key {key!r}"
+            known = self.reasons[group] = Reason(f"{what}{rule}"[:MAX_TEXT], where)
         known.count += 1
 
     def check(self, rows: int) -> None:
@@ -85,12 +99,8 @@ class RefusedRows:
         Raises:
             InvalidRows: Rows were refused.
         """
-        if not self.count:
-            return
-        reasons = [f"{each.count} x {each.text} (first: {each.first})" for each in self._reasons.values()]
-        if left := self.count - sum(each.count for each in self._reasons.values()):
-            reasons.append(f"{left} for other reasons")
-        raise InvalidRows(f"partition {self.task_id.partition}", rows, self.count, tuple(reasons))
+        if self.count:
+            raise invalid_rows(f"partition {self.task_id.partition}", rows, self.count, self.reasons.values())
 
     def store(self) -> None:
         """Store the dead letters of the rows that were refused since the last call."""
