@@ -199,10 +199,6 @@ class Field:
         self.name, self.column, self.value_of = name, column, value_of
         self.is_nullable, self.missing, self.has_default = is_nullable, missing, has_default
 
-    @property
-    def arrow(self) -> pa.Field:
-        return pa.field(self.name, self.column.type, self.is_nullable)
-
     def write(self, owners: Sequence[Any], has_nulls: bool) -> pa.Array:
         """The values of this field of many structs."""
         of = self.value_of
@@ -225,8 +221,9 @@ class StructColumn(ColumnType):
         self, path: str, classes: Iterable[type], fields: Sequence[Field], make: Callable[[dict[str, Cell]], object]
     ) -> None:
         self.fields, self._make = fields, make
+        # All of them nullable: where the struct is null its fields have nulls, which Arrow's casts would refuse.
         # Parquet cannot store a struct without fields.
-        self._arrow = [each.arrow for each in fields] or [pa.field("_present", pa.bool_(), False)]
+        self._arrow = [pa.field(each.name, each.column.type) for each in fields] or [pa.field("_present", pa.bool_())]
         super().__init__(path, pa.struct(self._arrow), classes)
 
     def write(self, values: Sequence[Cell]) -> pa.Array:

@@ -57,8 +57,10 @@ class EventColumns:
                     f"{contract.kind.__name__}.{each.name}: this column says of an event what is not in its fields; "
                     "rename the field"
                 )
-        self.schema = pa.schema([each.arrow for each in self._struct.fields])
-        """A column for each field, in order; empty for an event without fields."""
+        self.schema = pa.schema(
+            [pa.field(each.name, each.column.type, each.is_nullable) for each in self._struct.fields]
+        )
+        """A column for each field, in order; empty for an event without fields. Fields inside structs are nullable."""
 
     def check(self, given: pa.Schema, *, beside: Iterable[str] = ()) -> None:
         """Check that columns can be read as events: every field is there, save those with a default, with a type that

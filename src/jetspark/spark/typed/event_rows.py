@@ -230,7 +230,7 @@ class EventRowMaker:
                 continue
             faults |= found.faults
         if len(self._columns) > 1:
-            arrays[TYPE] = pa.array(self._type_names(selected), pa.string())
+            arrays[TYPE] = self._type_names(selected)
         subjects = selected.raw.column("subject")
         return arrays, {
             row: self._violation(subjects[row].as_py(), events[row], fault.field, fault.rule)
@@ -241,29 +241,31 @@ class EventRowMaker:
         contract = self._contract_of[type(event)]
         return WrongFieldType(subject, contract.type, contract.version, field, rule)
 
-    def _type_names(self, selected: _Selected) -> list[str | None]:
+    def _type_names(self, selected: _Selected) -> pa.Array:
+        events, errors = selected.events, selected.errors
         names = {kind: contract.type for kind, contract in self._contract_of.items()}
-        if not selected.errors:
-            return [names[each.__class__] for each in selected.events]
-        errors = selected.errors
-        return [
+        if len(names) == 1 and not errors:
+            return pa.repeat(next(iter(names.values())), len(events))
+        cells = [
             names[each.__class__] if each is not None else errors[row].event_type or None
-            for row, each in enumerate(selected.events)
+            for row, each in enumerate(events)
         ]
+        return pa.array(cells, pa.string())
 
-    def _versions(self, selected: _Selected) -> list[int | None]:
-        """The published versions: an envelope without the class of ``whole_reader`` may be of an older one."""
+    def _versions(self, selected: _Selected) -> pa.Array:
+        """The published versions: an event read with its envelope at once is of the newest."""
         current = {kind: contract.version for kind, contract in self._contract_of.items()}
-        if Envelope not in set(map(type, selected.envelopes)) and not selected.errors:
-            return [current[each.__class__] for each in selected.events]
-        found: list[int | None] = []
-        for row, (event, envelope) in enumerate(zip(selected.events, selected.envelopes, strict=True)):
+        events, envelopes, errors = selected.events, selected.envelopes, selected.errors
+        if len(current) == 1 and not errors and Envelope not in set(map(type, envelopes)):
+            return pa.repeat(pa.scalar(next(iter(current.values())), pa.int32()), len(events))
+        cells: list[int | None] = []
+        for row, (event, envelope) in enumerate(zip(events, envelopes, strict=True)):
             if event is None:
-                found.append(selected.errors[row].version)
+                cells.append(errors[row].version)
             else:
                 is_newest = envelope.__class__ is not Envelope
-                found.append(current[event.__class__] if is_newest else envelope.schemaversion or 1)
-        return found
+                cells.append(current[event.__class__] if is_newest else envelope.schemaversion or 1)
+        return pa.array(cells, pa.int32())
 
     def _keys(self, selected: _Selected) -> list[str | None]:
         if len(self._contract_of) == 1 and not selected.errors:
@@ -309,7 +311,7 @@ class EventRowMaker:
         arrays = []
         for field in wanted:
             found = makers[field.name]() if field.name in makers else raw.column(field.name)
-            arrays.append(found if isinstance(found, pa.Array) else pa.array(found, field.type))
+            arrays.append(found if isinstance(found, pa.Array) else _array(found, field.type))
         return pa.StructArray.from_arrays(arrays, fields=list(wanted))
 
     def _unreadable(self, stream: str, selected: _Selected) -> pa.Array | None:
@@ -352,6 +354,15 @@ def _recorded(message: Any, raw: pa.RecordBatch, index: int) -> Recorded:
     sequence = raw.column("sequence")[index].as_py()
     time_us = raw.column("timestamp")[index].value
     return Recorded(sequence, message.subject, message.data, _headers_of(message), time_us)
+
+
+def _array(cells: list[Any], kind: pa.DataType) -> pa.Array:
+    try:
+        return pa.array(cells, kind)
+    except UnicodeEncodeError:
+        # Headers of CloudEvents are UTF-8 by convention only; other bytes become U+FFFD, as in subjects.
+        utf8 = [each and each.encode(errors="surrogateescape").decode(errors="replace") for each in cells]
+        return pa.array(utf8, kind)
 
 
 def _headers_of(message: Any) -> Any:
