@@ -230,9 +230,7 @@ class EventEncoder:
             if type not in known:
                 refuse(row, None, None, TYPE, f"{type!r}: expected one of {', '.join(known)}")
             elif sum(there) != 1 or not is_there[known[type]][row]:
-                refuse(
-                    row, None, None, known[type], f"expected a value there and in no other type, as type is {type!r}"
-                )
+                refuse(row, None, None, known[type], f"type is {type!r}: expected a value there and nowhere else")
             else:
                 rows_of[known[type]].append(row)
         for name, rows in rows_of.items():
@@ -247,8 +245,8 @@ class EventEncoder:
         self, columns: EventColumns, batch: pa.RecordBatch, rows: Sequence[int], refuse: Callable[..., None]
     ) -> list[Any]:
         events, faults = columns.from_arrow(batch)
-        for index, fault in faults.items():
-            refuse(rows[index], columns.contract, None, fault.field, fault.rule)
+        for index in sorted(faults):
+            refuse(rows[index], columns.contract, None, faults[index].field, faults[index].rule)
         return events
 
     def _said(self, batch: pa.RecordBatch) -> _Said:

@@ -168,14 +168,12 @@ class EventLayout:
 
 
 def _options_of(given: Mapping[str, str]) -> EventSinkOptions:
-    values = {name.lower(): value for name, value in given.items()}
-    if not values.get("app"):
+    lowered = {name.lower(): value for name, value in given.items()}
+    if not lowered.get("app"):
         raise ConfigError(f"{FORMAT}: the option 'app' is missing: expected 'package.module:name'")
-    if "appfolder" not in values:
-        values["appfolder"] = locate_app(values["app"]).folder
-    if not values["appfolder"]:
-        del values["appfolder"]
-    return read_options(EventSinkOptions, FORMAT, values)
+    values = {name: value for name, value in given.items() if name.lower() != "appfolder"}
+    folder = lowered["appfolder"] if "appfolder" in lowered else locate_app(lowered["app"]).folder
+    return read_options(EventSinkOptions, FORMAT, values | ({"appFolder": folder} if folder else {}))
 
 
 def written_contracts(app: App, types: tuple[str, ...]) -> dict[str, Contract]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from zlib import crc32
@@ -28,6 +29,7 @@ __all__ = ["Reason", "RefusedRows", "invalid_rows"]
 MAX_REASONS = 5
 """Reasons that an error names."""
 MAX_TEXT = 200
+_INDEX = re.compile(r"\[\d+\]")
 
 
 @dataclass(slots=True)
@@ -78,7 +80,7 @@ class RefusedRows:
         """Refuse a row of a batch whose first row is the task's row ``first``."""
         self.count += 1
         type = "" if contract is None else contract.type
-        group = (type, name, rule)
+        group = (type, _INDEX.sub("[]", name), rule)
         if not self.are_stored and group not in self.reasons and len(self.reasons) >= MAX_REASONS:
             return
         values = batch.slice(row, 1).to_pylist()[0]
@@ -88,7 +90,7 @@ class RefusedRows:
             return
         known = self.reasons.get(group)
         if known is None:
-            what = f"{type} " * bool(type) + (f"field {name!r}: " if name else "")
+            what = f"{type} " * bool(type) + (f"field {group[1]!r}: " if name else "")
             where = f"row {first + row} of partition {self.task_id.partition}"
             where += "" if key is None else f", key {key!r}"
             known = self.reasons[group] = Reason(f"{what}{rule}"[:MAX_TEXT], where)
@@ -119,7 +121,7 @@ class RefusedRows:
             error=f"{InvalidEvent.__module__}.{InvalidEvent.__qualname__}",
             message=str(error)[:2000],
             is_transient=False,
-            fingerprint=hashlib.sha256(f"{type}\n{name}".encode()).hexdigest()[:12],
+            fingerprint=hashlib.sha256(f"{type}\n{_INDEX.sub('[]', name)}".encode()).hexdigest()[:12],
         )
         return StoredEvent(
             handler=SPARK_ROWS,
