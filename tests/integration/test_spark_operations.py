@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from support import typed
 from support.apps import running, until
 from support.names import new_name, new_stream
 from support.patience import PATIENCE_S
 
 from jetspark.app import App, Event, Reject
-from jetspark.blocking import JetStream
+from jetspark.blocking import JetStream, connect
 from jetspark.errors import ConfigError, StreamNotFound
 from jetspark.server import NatsServer
 
@@ -23,7 +24,7 @@ pytest.importorskip("pyspark")
 import prometheus_client
 from pyspark.sql import functions as F
 
-from jetspark.spark import QueryMetrics, dead_letters, redrive
+from jetspark.spark import QueryMetrics, dead_letters, redrive, unreadable_events
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -150,6 +151,36 @@ def test_dead_letters_of_an_application_that_was_not_applied_are_an_error(own: N
         dead_letters(spark, Failing().app, own.url)
     with pytest.raises(ConfigError, match="unknown option 'serverz'"):
         dead_letters(spark, Failing().app, own.url, serverz="x")  # type: ignore[call-arg]
+
+
+def test_messages_that_are_not_events_are_rows_by_type_producer_and_reason(
+    own: NatsServer, spark: SparkSession
+) -> None:
+    """Every error that reading has; good events, also of types without columns, and foreign messages are no rows."""
+    asyncio.run(typed.app.apply(own.url))
+    with connect(own.url) as client:
+        js = client.jetstream()
+        js.publish("typed.elsewhere", b"not an event")
+        js.publish(*typed.message(typed.placed(1), "good"))
+        js.publish(*typed.message(typed.Shaped(parts={}), "shaped"))
+        expected = []
+        for error, subject, data in typed.unreadable():
+            expected.append((js.publish(subject, data).sequence, error, subject, data))
+        headers = {"ce-specversion": "1.0", "ce-id": "b", "ce-source": "/x", "ce-type": "order.paid"}
+        js.publish("typed.o.paid", b'{"order_id": "o", "cents": 500}', headers=headers)
+        last = js.publish("typed.o.paid", b'{"order_id": "o"}', headers=headers).sequence
+    frame = unreadable_events(spark, typed.app, own.url)
+    rows = sorted(frame.collect(), key=lambda row: row.sequence)
+    found = [(row.sequence, row.error, row.subject, bytes(row.raw)) for row in rows]
+    whole = [each for each in expected if b"9223372036854775808" not in each[3]]  # Python has room for that number
+    assert found == [*whole, (last, "MissingField", "typed.o.paid", b'{"order_id": "o"}')]
+    counts = frame.groupBy("type", "source", "error", "field").count().collect()
+    assert {tuple(row) for row in counts if row.error == "MissingField"} == {
+        ("order.paid", "/typed", "MissingField", "cents", 1),
+        ("order.paid", "/x", "MissingField", "cents", 1),
+    }
+    ranged = unreadable_events(spark, typed.app, own.url, startingOffsets=last)
+    assert [(row.key, row.version, row.reason) for row in ranged.collect()] == [(None, 1, "required, and not there")]
 
 
 # ---- metrics ---------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from jetspark.spark import _extra as _extra
 from jetspark.spark.session import session
 
 if TYPE_CHECKING:
-    from jetspark.spark.dead_letter_frames import dead_letters, redrive
+    from jetspark.spark.dead_letter_frames import dead_letters, redrive, unreadable_events
     from jetspark.spark.engine.projections import BackfillReport, backfill, fold_states, run
     from jetspark.spark.engine.replay_engine import ReplayEngine
     from jetspark.spark.engine.what_if import what_if
@@ -33,6 +33,7 @@ else:
         homes |= {
             "dead_letters": "dead_letter_frames",
             "redrive": "dead_letter_frames",
+            "unreadable_events": "dead_letter_frames",
             "QueryMetrics": "query_metrics",
         }
         home = homes.get(name, "engine.projections")
@@ -58,6 +59,7 @@ __all__ = [
     "run",
     "session",
     "stream_events",
+    "unreadable_events",
     "what_if",
     "write_events",
 ]

@@ -1,4 +1,4 @@
-"""An application's dead letters as a frame, and a redrive of those that a query chooses."""
+"""Operations data as frames: dead letters, a redrive of those that a query chooses, and unreadable messages."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import asyncio
 import dataclasses
 import datetime
 import functools
+import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
 
 import pyarrow as pa
@@ -30,27 +32,29 @@ from pyspark.sql.types import (
 from jetspark.aio.connector import connect
 from jetspark.app import App
 from jetspark.app.clock import microseconds
-from jetspark.app.contracts.envelope import Envelope, read_any_envelope
+from jetspark.app.contracts.envelope import Envelope, read_any_envelope, read_event, whole_reader
 from jetspark.app.dead_letters.listing import DeadLetterFilter, number_list
 from jetspark.app.dead_letters.outcomes import RedriveProgress
 from jetspark.app.dead_letters.redriving import run_redrive
+from jetspark.app.projections.router import filters_of
 from jetspark.app.stored_events import StoredEvent, dead_letter_filter, separate_body_subject
 from jetspark.app.topology.names import dead_letter_stream
 from jetspark.core.headers import restored
 from jetspark.errors import ConfigError, ContractViolation, MessageNotFound, ProtocolError, StreamNotFound
 from jetspark.spark.connections import patiently
-from jetspark.spark.engine.app_files import load_app
+from jetspark.spark.engine.app_files import AppLocation, load_app, locate_app
 from jetspark.spark.engine.projection_options import ConnectingKeywords, option_text, servers_text
 from jetspark.spark.engine.projections import check_pandas
 from jetspark.spark.formats import register
 from jetspark.spark.options import Connecting, read_options
+from jetspark.spark.typed.event_frames import EventKeywords
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from jetspark.blocking import JetStream
 
-__all__ = ["dead_letters", "redrive"]
+__all__ = ["dead_letters", "redrive", "unreadable_events"]
 
 MAX_CHOICE_BYTES = 1 << 19
 """Numbers of dead letters in one redrive, as text: they are part of its record in a bucket, whose values have up to a
@@ -151,6 +155,39 @@ def redrive(
     # In a thread: a notebook's own thread has an event loop that is running.
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(asyncio.run, run()).result()
+
+
+def unreadable_events(
+    spark: SparkSession,
+    app: App | str,
+    servers: str | Sequence[str] = "nats://127.0.0.1:4222",
+    **options: Unpack[EventKeywords],
+) -> DataFrame:
+    """The stored messages on the subjects of an application's events that its code cannot read, one row for each.
+
+    ``type``, ``version``, ``source`` (the producer) and ``key`` are those of the envelope as far as it can be read;
+    ``error``, ``field`` and ``reason`` say why the message is not an event; ``stream``, ``sequence``, ``subject``,
+    ``stored`` and ``raw`` are the message. All messages on these subjects are read, so choose a range in a large
+    stream. Workers import the application.
+
+    Args:
+        app: The application, or its location ``package.module:name``.
+        options: Options of the format ``jetstream``, such as ``startingTimestamp`` and ``credentialsFile``.
+
+    Raises:
+        ConfigError: An option is invalid, or workers cannot import the application.
+    """
+    check_pandas("jetspark.spark.unreadable_events")
+    location = locate_app(app)
+    declared = _app(app)
+    given = {"stream": declared.stream, "subjects": filters_of([each.kind for each in declared.catalogue])} | options
+    texts = {
+        name: json.dumps(value) if isinstance(value, dict) else option_text(value) for name, value in given.items()
+    }
+    texts |= {"servers": servers_text(servers), "includeHeaders": "true"}
+    register(spark)
+    messages = spark.read.format("jetstream").options(**texts).load().drop("stream_created")
+    return messages.mapInArrow(functools.partial(_unreadable_rows, location), _UNREADABLE_SCHEMA)
 
 
 def _options(servers: str | Sequence[str], options: Mapping[str, Any]) -> dict[str, str]:
@@ -273,3 +310,63 @@ def _envelope(letter: StoredEvent) -> Envelope | None:
 
 def _time(text: str) -> datetime.datetime | None:
     return datetime.datetime.fromisoformat(text) if text else None
+
+
+# ---- messages that are not events ------------------------------------------------------------------------------------
+
+_UNREADABLE_SCHEMA = StructType(
+    [
+        StructField("type", StringType()),
+        StructField("version", IntegerType()),
+        StructField("source", StringType()),
+        StructField("key", StringType()),
+        StructField("error", StringType()),
+        StructField("field", StringType()),
+        StructField("reason", StringType()),
+        StructField("stream", StringType()),
+        StructField("sequence", LongType()),
+        StructField("subject", StringType()),
+        StructField("stored", TimestampType()),
+        StructField("raw", BinaryType()),
+    ]
+)
+
+
+def _unreadable_rows(location: AppLocation, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    catalogue = load_app(*location).catalogue
+    read_whole = whole_reader(catalogue)
+    schema = to_arrow_schema(_UNREADABLE_SCHEMA, timezone="UTC")
+    for batch in batches:
+        found = []
+        subjects, data = batch.column("subject").to_pylist(), batch.column("data").to_pylist()
+        for index, (subject, body) in enumerate(zip(subjects, data, strict=True)):
+            try:
+                read_whole(body)
+            except Exception:  # whatever it is: the next reader says what is wrong, if anything is
+                headers = {name: values[-1] for name, values in batch.column("headers")[index].as_py() or ()}
+                try:
+                    read_event(subject, body, headers, catalogue)
+                except ContractViolation as error:
+                    found.append(_unreadable_row(error, headers, batch.slice(index, 1).drop_columns(["headers"])))
+        yield pa.RecordBatch.from_pylist(found, schema=schema)
+
+
+def _unreadable_row(error: ContractViolation, headers: Mapping[str, str], message: pa.RecordBatch) -> dict[str, object]:
+    [row] = message.to_pylist()
+    envelope: Envelope | None = None
+    with suppress(ContractViolation):
+        envelope = read_any_envelope(row["subject"], row["data"], headers)
+    return {
+        "type": error.event_type or None,
+        "version": error.version,
+        "source": None if envelope is None else envelope.source,
+        "key": None if envelope is None else envelope.subject,
+        "error": type(error).__name__,
+        "field": error.field or None,
+        "reason": error.rule,
+        "stream": row["stream"],
+        "sequence": row["sequence"],
+        "subject": row["subject"],
+        "stored": row["timestamp"],
+        "raw": row["data"],
+    }
