@@ -7,6 +7,7 @@
     │   ├── ConfigError (ValueError)            a value we cannot use
     │   │   ├── InvalidSubject                  ... a subject NATS does not allow
     │   │   ├── InvalidEvent                    ... an event that its own contract does not allow
+    │   │   ├── InvalidRows                     ... rows of a frame that their contract does not allow as events
     │   │   ├── InvalidHeader                   ... a header that would break the frame
     │   │   └── PayloadTooLarge                 ... more bytes than the server accepts
     │   ├── TopologyRefused                     changes to the server that lose something, or that it cannot make
@@ -148,6 +149,7 @@ __all__ = [
     "InsufficientResources",
     "InvalidEvent",
     "InvalidHeader",
+    "InvalidRows",
     "InvalidSubject",
     "JetSparkError",
     "JetStreamNotEnabled",
@@ -287,6 +289,25 @@ class InvalidEvent(ConfigError):
     def __str__(self) -> str:
         where = f", field {self.field!r}" if self.field else ""
         return f"event {self.event_type!r} version {self.version}{where}: {self.rule}; it was not published"
+
+
+@dataclass(eq=False, repr=False)
+class InvalidRows(ConfigError):
+    """Rows of a frame that their contract does not allow as events; none of these rows was published.
+
+    ``reasons`` has one text for each field and rule that is broken: how many rows break it, and the first of them.
+    """
+
+    where: str
+    rows: int
+    invalid: int
+    reasons: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return (
+            f"{self.invalid} of {self.rows} rows of {self.where} are not valid events, and none was published: "
+            f"{'; '.join(self.reasons)}. Correct or filter such rows, or set invalid=dead_letter to publish the others"
+        )
 
 
 @dataclass(eq=False, repr=False)

@@ -17,6 +17,7 @@ EXAMPLES: list[JetSparkError] = [
     errors.ConfigError("max_messages=0: expected 1 or more"),
     errors.InvalidSubject("a..b", "two dots in a row"),
     errors.InvalidEvent("order.paid", 2, "amount_cents", "Expected int >= 0"),
+    errors.InvalidRows("partition 3", 100, 2, ("2 x field 'amount_cents': Expected int >= 0 (first: row 7)",)),
     errors.InvalidHeader("a:b", "a name may not contain ':'"),
     errors.PayloadTooLarge(2_000_000, 1_048_576),
     errors.UsageError("already started"),

@@ -91,7 +91,7 @@ class KVFormat(DataSource):
 
 
 class EventFormat(DataSource):
-    """Events of an application as typed rows: batch and streaming reads with ``format("jetstream_events")``."""
+    """Events of an application as typed rows: reads and writes with ``format("jetstream_events")``."""
 
     @classmethod
     def name(cls) -> str:
@@ -111,6 +111,16 @@ class EventFormat(DataSource):
         from jetspark.spark.typed import event_source
 
         return event_source.stream_reader(self.options, schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        from jetspark.spark.typed import event_sink
+
+        return event_sink.batch_writer(self.options, schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        from jetspark.spark.typed import event_sink
+
+        return event_sink.stream_writer(self.options, schema, overwrite)
 
 
 class ProjectionFormat(DataSource):

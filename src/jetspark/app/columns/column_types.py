@@ -121,7 +121,7 @@ class PlainColumn(ColumnType):
         # Arrow also parses texts, and takes times without a zone as UTC.
         is_number = pa.types.is_integer(given) or pa.types.is_floating(given) or pa.types.is_decimal(given)
         wants_number = pa.types.is_primitive(self.type) and not pa.types.is_temporal(self.type)
-        same = (pa.types.is_boolean, pa.types.is_temporal, _is_text, _is_bytes)
+        same = (pa.types.is_boolean, pa.types.is_temporal, pa.types.is_decimal, _is_text, _is_bytes)
         is_same = any(kind(given) and kind(self.type) for kind in same)
         if given != self.type and not pa.types.is_null(given):
             if not is_same and not (is_number and wants_number and not pa.types.is_boolean(self.type)):

@@ -29,7 +29,7 @@ from jetspark.spark.schema import SCHEMA, Columns
 from jetspark.spark.typed.event_options import EventOptions
 from jetspark.state.scan import Range
 
-__all__ = ["EventRowMaker", "arrow_schema"]
+__all__ = ["TYPE", "EventRowMaker", "arrow_schema", "columns_by_name"]
 
 _logger = logging.getLogger("jetspark.spark")
 
@@ -78,7 +78,7 @@ def arrow_schema(contracts: Sequence[Contract], *, keeps: bool) -> pa.Schema:
     if len(contracts) == 1:
         fields = list(EventColumns(contracts[0]).schema)
     else:
-        structs = [pa.field(name, EventColumns(each).type) for name, each in _columns_by_name(contracts).items()]
+        structs = [pa.field(name, EventColumns(each).type) for name, each in columns_by_name(contracts).items()]
         fields = [pa.field(TYPE, pa.string(), False), *structs]
     fields.append(pa.field(ENVELOPE, _ENVELOPE, False))
     if keeps:
@@ -86,7 +86,7 @@ def arrow_schema(contracts: Sequence[Contract], *, keeps: bool) -> pa.Schema:
     return pa.schema(fields)
 
 
-def _columns_by_name(contracts: Sequence[Contract]) -> dict[str, Contract]:
+def columns_by_name(contracts: Sequence[Contract]) -> dict[str, Contract]:
     """The columns of several types: ``order.paid`` is ``order_paid``, which SQL takes without quotes."""
     found = dict[str, Contract]()
     for each in contracts:
@@ -135,7 +135,7 @@ class EventRowMaker:
         self._columns = (
             {"": EventColumns(contracts[0])}
             if len(contracts) == 1
-            else {name: EventColumns(each) for name, each in _columns_by_name(contracts).items()}
+            else {name: EventColumns(each) for name, each in columns_by_name(contracts).items()}
         )
         wanted = options.event_subjects
         is_wanted = None if set(part.subjects) == set(wanted) else on_one_of(wanted)
