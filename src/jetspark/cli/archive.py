@@ -24,6 +24,7 @@ from jetspark.core.gc_tuning import seldom_collecting
 from jetspark.errors import ConfigError, NetworkError, StreamNotFound
 
 if TYPE_CHECKING:
+    from jetspark.app.archive import TypedTables
     from jetspark.blocking import JetStream
     from jetspark.lake import ArchiveOptions, ArchivePosition, ArchiveTable, Snapshot
     from jetspark.lake.archiver import ArchiveEngine
@@ -114,6 +115,10 @@ class WriterOptions:
             "--on-loss", help="If messages were removed before they were archived: end, or list them as lost."
         ),
     ] = "fail"
+    typed: Annotated[
+        bool,
+        typer.Option("--typed", help="Also write a Delta table for each type of event. TARGET is an application."),
+    ] = False
     lease: Annotated[
         float, typer.Option("--lease", help="Seconds until another process takes over from a dead one.", min=1)
     ] = 30.0
@@ -143,14 +148,24 @@ def run(target: Target, place: Place, writer: WriterOptions, engine: EngineOptio
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     connection, streams, options = connection_options(servers), _streams(target), writer.options(place)
+    typed = _typed_tables(target, place) if writer.typed else None
     spark = engine.target
     end_signal = EndSignal()
     with _connected(connection) as js, sequence_bar(not writer.once) as show, seldom_collecting():
 
         def write(engine: ArchiveEngine | None) -> None:
             archive_streams(
-                js, streams, options, once=writer.once, stop=end_signal.wait, engine=engine, on_progress=show
+                js,
+                streams,
+                options,
+                once=writer.once,
+                stop=end_signal.wait,
+                engine=engine,
+                on_commit=None if typed is None else typed.on_commit,
+                on_progress=show,
             )
+            if typed is not None and writer.once:
+                typed.finish()
 
         if spark is None:
             write(None)
@@ -158,6 +173,24 @@ def run(target: Target, place: Place, writer: WriterOptions, engine: EngineOptio
         # In a thread, since Spark takes Ctrl-C for itself in the main thread, and raises it amid calls to Java.
         with ThreadPoolExecutor(1) as beside:
             beside.submit(_on_spark, spark, connection, write).result()
+
+
+def _typed_tables(target: str, place: Place) -> TypedTables:
+    """The typed tables of an application, brought to the position of the archive.
+
+    Raises:
+        ConfigError: The target is a stream.
+    """
+    if ":" not in target:
+        raise ConfigError(
+            f"--typed with the stream {target!r}: expected an application, MODULE:APP, which has the types"
+        )
+    from jetspark.app.archive import TypedTables
+
+    app = load_app(target)
+    typed = TypedTables(app.catalogue, app.spec.stream, place.to, storage_options=place.options)
+    typed.catch_up()
+    return typed
 
 
 def _on_spark(target: SparkTarget, connection: dict[str, Any], write: Callable[[ArchiveEngine], None]) -> None:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from deltalake import CommitProperties, DeltaTable
     from deltalake.transaction import AddAction, RemoveAction
 
-__all__ = ["FOLDER", "DeltaLog"]
+__all__ = ["FOLDER", "DeltaLog", "delta_error"]
 
 T = TypeVar("T")
 
@@ -163,7 +163,7 @@ class DeltaLog:
             try:
                 attempt(properties)
             except Exception as error:  # the library's errors have no common root but this one
-                problem = self._problem(error)
+                problem = delta_error(self._store, error)
             committed = self._store.get(f"{FOLDER}/{version:020}.json")
             if committed is not None:
                 if token.encode() not in committed:
@@ -205,12 +205,7 @@ class DeltaLog:
             return read()
         except Exception as error:
             # The library's own error may show a signed address.
-            raise self._problem(error) from None
-
-    def _problem(self, error: Exception) -> JetSparkError:
-        if isinstance(error, OSError) or "Error performing" in str(error):
-            return store_error(self._store.uri, error, self._store.storage_options)
-        return ArchiveDamaged(self._store.uri, f"delta-rs cannot use it: {str(error).partition(chr(10))[0]}")
+            raise delta_error(self._store, error) from None
 
     def _read(self, table: DeltaTable) -> Snapshot:
         configuration = table.metadata().configuration
@@ -231,6 +226,13 @@ class DeltaLog:
             raise ArchiveDamaged(self._store.uri, reason) from error
         position = ArchivePosition(identity=identity, first=first, next=last + 1, epoch=epoch)
         return checked_snapshot(self._store.uri, position, files, table.version())
+
+
+def delta_error(store: FileStore, error: Exception) -> JetSparkError:
+    """An error of delta-rs as ours, without secrets."""
+    if isinstance(error, OSError) or "Error performing" in str(error):
+        return store_error(store.uri, error, store.storage_options)
+    return ArchiveDamaged(store.uri, f"delta-rs cannot use it: {str(error).partition(chr(10))[0]}")
 
 
 def _app_id(identity: StreamIdentity) -> str:
