@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 from jetspark.app.archive.event_table import EventTable
 from jetspark.app.columns import ENVELOPE, UNREADABLE
 from jetspark.app.columns.event_columns import EventColumns
-from jetspark.app.columns.typed_rows import TypedRows, columns_by_name, typed_schema
+from jetspark.app.columns.typed_rows import ARCHIVE_COLUMNS, TypedRows, columns_by_name, typed_schema
 from jetspark.app.contracts.catalogue import Catalogue, Contract
 from jetspark.app.projections.router import filters_of
 from jetspark.core.subjects import on_one_of
@@ -32,7 +32,6 @@ from jetspark.lake.archive import ArchiveTable, find_tables
 from jetspark.lake.iceberg_log import OPTION_PREFIX
 from jetspark.lake.parquet_files import read_rows
 from jetspark.lake.position import Snapshot, StreamIdentity
-from jetspark.lake.rows import messages_of
 from jetspark.lake.store import open_store
 
 if TYPE_CHECKING:
@@ -48,7 +47,6 @@ CHUNK_ROWS = 200_000
 CHUNK_BYTES = 64 << 20
 # A table without rows commits its position after that many sequences, so that a restart reads no more of them again.
 LAZY_SEQUENCES = 1_000_000
-_RAW = ["subject", "stream", "sequence", "timestamp", "headers"]
 
 
 class _Chunk(NamedTuple):
@@ -187,8 +185,10 @@ class TypedTables:
         for file in snapshot.files:
             if file.end <= start:
                 continue
-            for raw in read_rows(table.store, file, start=start, batch_rows=min(PIECE_ROWS, CHUNK_ROWS)):
-                made = typed.make(messages_of(raw), raw.select(_RAW))
+            for raw in read_rows(
+                table.store, file, start=start, columns=ARCHIVE_COLUMNS, batch_rows=min(PIECE_ROWS, CHUNK_ROWS)
+            ):
+                made = typed.of_archived(raw)
                 last = raw.column("sequence")[-1].as_py() + 1
                 batches.append(made)
                 rows, size = rows + len(made), size + made.nbytes

@@ -20,9 +20,9 @@ from jetspark.app.contracts.envelope import Envelope, event_id
 from jetspark.app.projections.router import EventDecoder, Received, Recorded
 from jetspark.errors import ConfigError, ContractViolation, UnreadableEvent, WrongFieldType
 from jetspark.jetstream.info import StoredMessage
-from jetspark.lake.header_columns import header_columns, utf8
+from jetspark.lake.header_columns import block_column, header_columns, utf8
 
-__all__ = ["TYPE", "TypedRows", "columns_by_name", "typed_schema"]
+__all__ = ["ARCHIVE_COLUMNS", "TYPE", "TypedRows", "columns_by_name", "typed_schema"]
 
 _TIME = pa.timestamp("us", "UTC")
 _HEADERS = pa.map_(pa.string(), pa.field("value", pa.list_(pa.field("element", pa.string()))))
@@ -54,6 +54,9 @@ _UNREADABLE = pa.struct(
     }
 )
 TYPE = "type"
+_RAW = ("subject", "stream", "sequence", "timestamp", "headers")
+ARCHIVE_COLUMNS = (*_RAW, "data", "raw_headers")
+"""Columns of an archive's rows that :meth:`TypedRows.of_archived` needs."""
 _NEXT, _NEXT_BYTES = "Nats-Schedule-Next", b"Nats-Schedule-Next"
 
 
@@ -89,6 +92,14 @@ def columns_by_name(contracts: Sequence[Contract]) -> dict[str, Contract]:
             raise ConfigError(f"type={each.type!r}: another column is called {name!r}; read this type by itself")
         found[name] = each
     return found
+
+
+class _Archived(NamedTuple):
+    """A row of an archive as a message. A :class:`StoredMessage` has its headers decoded, which takes longest."""
+
+    subject: str
+    data: bytes
+    raw_headers: bytes | None
 
 
 class _Selected(NamedTuple):
@@ -167,6 +178,12 @@ class TypedRows:
             self.first_error = self.first_error or errors[min(errors)]
         arrays |= {ENVELOPE: self._envelopes(selected), UNREADABLE: self._unreadable(selected)}
         return pa.RecordBatch.from_arrays([arrays[name] for name in self._schema.names], schema=self._schema)
+
+    def of_archived(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """As :meth:`make`, of rows with :data:`ARCHIVE_COLUMNS`."""
+        blocks = block_column(rows.column("headers"), rows.column("raw_headers"))
+        columns = (rows.column("subject"), rows.column("data"), blocks)
+        return self.make(list(map(_Archived, *(each.to_pylist() for each in columns))), rows.select(list(_RAW)))
 
     def _failure(self, raw: pa.RecordBatch, errors: Mapping[int, ContractViolation]) -> UnreadableEvent:
         first = min(errors)
