@@ -29,6 +29,7 @@
     │   │   └── NoWorkers                       ... and it is the subject of a command
     │   ├── WorkersBusy                         the worker that got a command has its queue full: nothing was decided
     │   ├── JetStreamUnavailable                JetStream, or this stream, has no server that answers
+    │   ├── StoreUnavailable                    the object store of an archive does not answer, or is overloaded
     │   ├── BatchInDoubt                        the end of a batch is unknown: its messages may be stored or not
     │   ├── BatcherTimeout (TimeoutError)       the sink is too slow for the caller's timeout; the call had no effect
     │   ├── FlushTimeout (TimeoutError)         a write took too long; any part of its items may be stored
@@ -43,6 +44,7 @@
     │   ├── ServerRefused                       any other -ERR, in its own words                        may pass
     │   ├── BatchCutShort                       it ended a fast batch early; stored says how far it came    may pass
     │   ├── EmbeddedServerError                 a nats-server of our own did not start or died
+    │   ├── StoreRefused                        the store of an archive refuses: permissions, no bucket, a full disk
     │   ├── CommandFailed                       a worker could not decide a command: its code or its history is wrong
     │   └── ServerError                         JetStream refused a request     may pass: codes 408, 409, 429, 503
     │       ├── StreamNotFound                  ... the stream does not exist
@@ -67,6 +69,7 @@
         │   ├── BoundaryConflict                ... inside the boundary of a command, as often as it was decided
         │   └── WrongVersion                    ... inside the boundary of a command, after its expected_version
         ├── ArchiveMoved                        another writer has committed to an archive: nothing was changed
+        ├── ArchiveDamaged                      a table of an archive is not as JetSpark writes it
         ├── CommandRefused                      a command was decided on, and the decision is no
         ├── ObjectNotFound (KeyError)           the object does not exist
         ├── DigestMismatch                      an object's bytes differ from those put
@@ -105,6 +108,7 @@ from typing import Any
 from jetspark.codes import Code
 
 __all__ = [
+    "ArchiveDamaged",
     "ArchiveMoved",
     "AtomicPublishDisabled",
     "AuthenticationFailed",
@@ -172,6 +176,8 @@ __all__ = [
     "ServerFault",
     "ServerRefused",
     "StateParked",
+    "StoreRefused",
+    "StoreUnavailable",
     "StreamNameInUse",
     "StreamNotFound",
     "StreamRecreated",
@@ -862,6 +868,39 @@ class ArchiveMoved(DataError):
             f"archive {self.archive}: it was at sequence {self.expected} and is now {now}, so another writer has "
             "committed to it; nothing was changed. Run one writer for each archive"
         )
+
+
+@dataclass(eq=False, repr=False)
+class ArchiveDamaged(DataError):
+    """A table of an archive is not as JetSpark writes it: a file is missing, or another program has changed it."""
+
+    archive: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"archive {self.archive}: {self.reason}"
+
+
+@dataclass(eq=False, repr=False)
+class StoreUnavailable(NetworkError):
+    """The object store of an archive did not answer, or was overloaded. A write may have happened."""
+
+    uri: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"store {self.uri} does not answer: {self.reason}"
+
+
+@dataclass(eq=False, repr=False)
+class StoreRefused(ServerFault):
+    """The store of an archive refused: permissions, a missing bucket, a full disk, a wrong key."""
+
+    uri: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"store {self.uri} refused: {self.reason}"
 
 
 class WrongVersion(Conflict):

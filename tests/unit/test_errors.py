@@ -173,6 +173,7 @@ MAY_PASS = {
     "CommandInDoubt": "a worker may be back, and the stream have a leader",
     "BoundaryConflict": "others may write less",
     "JetStreamUnavailable": "between two leaders nobody answers",
+    "StoreUnavailable": "an overloaded store recovers",
     "BatchInDoubt": "without a cause it was the network",
     "BatcherTimeout": "the sink may catch up",
     "FlushTimeout": "the sink may catch up",

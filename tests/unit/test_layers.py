@@ -154,7 +154,7 @@ PURE = (
     "spark.options",
     "spark.schema",
     "spark.offsets",
-    "spark.reply_subjects",
+    "lake.reply_subjects",
 )
 IMPURE_MODULES = {
     "_thread",

@@ -38,6 +38,7 @@ __all__ = [
     "last_value",
     "readable",
     "restored",
+    "with_values",
 ]
 
 T = TypeVar("T")
@@ -135,7 +136,7 @@ class Headers(MutableMapping[str, str]):
 
     def __reduce__(self) -> tuple[object, ...]:
         # Not through __init__, which would refuse some received names. New lists keep copies apart.
-        return _restore, ({name: values.copy() for name, values in self._values.items()},)
+        return with_values, ({name: values.copy() for name, values in self._values.items()},)
 
     def get_all(self, name: str) -> list[str]:
         """Every value of ``name`` in order, ``[]`` without any; the list is the caller's."""
@@ -161,7 +162,7 @@ class Headers(MutableMapping[str, str]):
 
     def copy(self) -> Headers:
         """An independent copy; changing one leaves the other alone."""
-        return _restore({name: values.copy() for name, values in self._values.items()})
+        return with_values({name: values.copy() for name, values in self._values.items()})
 
     def _find(self, name: str) -> str | None:
         """The spelling that answers for ``name``: itself if present, else the first but for case."""
@@ -249,7 +250,7 @@ def decode(raw: bytes) -> Headers:
             values[name].append(value)
         else:
             values[name] = [value]
-    return _restore(values)
+    return with_values(values)
 
 
 def readable(raw: bytes | None) -> Headers:
@@ -269,7 +270,7 @@ def readable(raw: bytes | None) -> Headers:
         name, colon, value = line.partition(":")
         if colon and name:
             values.setdefault(name, []).append(value.lstrip(" \t"))
-    return _restore(values)
+    return with_values(values)
 
 
 def last_value(raw: bytes | None, name: str) -> str | None:
@@ -320,10 +321,11 @@ def restored(pairs: Sequence[tuple[str, str]]) -> Headers:
     values: dict[str, list[str]] = {}
     for name, value in pairs:
         values.setdefault(name, []).append(value)
-    return _restore(values)
+    return with_values(values)
 
 
-def _restore(values: dict[str, list[str]]) -> Headers:
+def with_values(values: dict[str, list[str]]) -> Headers:
+    """Received headers, by name; the lists belong to them from now on."""
     headers = Headers()
     headers._values = values
     return headers

@@ -196,6 +196,10 @@ class StoredMessage:
     data: bytes
     headers: Headers
     """The readable headers: the server stores any block that a publisher writes."""
+    raw_headers: bytes | None = field(default=None, repr=False, compare=False)
+    """The stored block of headers; None without one."""
+    time_ns: int | None = field(default=None, repr=False, compare=False)
+    """``timestamp`` in nanoseconds since 1970, as the server keeps it; None if unknown."""
 
     @classmethod
     def from_reply(cls, stream: str, reply: Mapping[str, Any]) -> StoredMessage:
@@ -205,13 +209,17 @@ class StoredMessage:
             raise ProtocolError(f"a message reply without a message: {str(reply)[:80]}")
         try:
             raw_headers = base64.b64decode(message.get("hdrs", ""), validate=True)
+            time = str(message.get("time", ""))
+            moment = _moment(time)
             return cls(
                 stream=stream,
                 subject=_typed(message, "subject", str),
                 sequence=_typed(message, "seq", int),
-                timestamp=_moment(str(message.get("time", ""))),
+                timestamp=moment,
                 data=base64.b64decode(message.get("data", ""), validate=True),
                 headers=readable(raw_headers),
+                raw_headers=raw_headers or None,
+                time_ns=wire.nanoseconds(moment, time),
             )
         except (TypeError, ValueError) as error:
             raise ProtocolError(f"a message we cannot read: {error!r}") from error
@@ -244,18 +252,32 @@ class StoredMessage:
             if name not in place and (found := last_value(message.raw_headers, name)) is not None:
                 place[name] = found
         try:
+            stream, time = place["Nats-Stream"], place["Nats-Time-Stamp"]
+            moment = _moment(time)
             return cls(
-                stream=place["Nats-Stream"],
+                stream=stream,
                 subject=place["Nats-Subject"],
                 sequence=wire.number_in(place["Nats-Sequence"]),
-                timestamp=_moment(place["Nats-Time-Stamp"]),
+                timestamp=moment,
                 data=message.data,
                 headers=restored(own[::-1]),
+                raw_headers=_without_place(message.raw_headers or b""),
+                time_ns=wire.nanoseconds(moment, time),
             )
         except KeyError as error:
             raise ProtocolError(f"a direct message without the header {error}") from None
         except ValueError as error:
             raise ProtocolError(f"a direct message we cannot read: {error}") from error
+
+
+def _without_place(block: bytes) -> bytes | None:
+    """The block of a message's own headers, before the server took its blank line off and appended its headers.
+
+    The server does the same to an empty block and to none; here both are none. A publisher's block that did not end
+    with a blank line has lost its last two bytes on this way.
+    """
+    own = block[: block.rfind(b"Nats-Stream:")]
+    return None if own == b"NATS/1.0\r\n" else own + b"\r\n"
 
 
 def direct_status(message: CoreMessage) -> Status | None:

@@ -23,6 +23,7 @@ __all__ = [
     "decode",
     "encode",
     "error_of",
+    "nanoseconds",
     "number_in",
     "parse_time",
     "read_object",
@@ -34,6 +35,8 @@ __all__ = [
 
 T = TypeVar("T")
 
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+_MICROSECOND = datetime.timedelta(microseconds=1)
 _ZERO_TIME = "0001-01-01T00:00:00Z"
 _TIME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d+))?(Z|[+-]\d\d:\d\d)")
 
@@ -61,6 +64,14 @@ def parse_time(text: str) -> datetime.datetime | None:
     except (ValueError, OverflowError) as error:
         raise ProtocolError(f"not a time stamp: {text!r}") from error
     return moment.replace(microsecond=int((fraction or "0").ljust(6, "0")[:6]))
+
+
+def nanoseconds(moment: datetime.datetime, text: str) -> int:
+    """Nanoseconds since 1970 of a moment that :func:`parse_time` made of ``text``, without losing the last digits."""
+    fraction = text.partition(".")[2][:9]
+    digits = fraction.rstrip("Z") if fraction.endswith("Z") else re.split(r"[^0-9]", fraction)[0]
+    microseconds = (moment - _EPOCH) // _MICROSECOND
+    return microseconds * 1000 + int(digits.ljust(9, "0")[6:])
 
 
 def number_in(text: str) -> int:

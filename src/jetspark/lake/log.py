@@ -11,10 +11,19 @@ __all__ = ["TableLog"]
 
 
 class TableLog(Protocol):
-    """The commits of one table: Delta's log, an Iceberg catalogue, or our own manifests beside plain Parquet."""
+    """The commits of one table: Delta's log, an Iceberg catalogue, or our own manifests beside plain Parquet.
+
+    A log keeps what it has read, so that reading it again costs only what is new. One thread uses it at a time.
+    """
 
     def snapshot(self) -> Snapshot | None:
-        """The table at its last commit; None if it does not exist."""
+        """The table at its last commit; None if it does not exist.
+
+        Raises:
+            ArchiveDamaged: The log cannot be read, or its files do not cover what its position says.
+            StoreUnavailable: The store does not answer.
+            StoreRefused: The store refuses.
+        """
 
     def create(self, identity: StreamIdentity, first: int, *, epoch: int) -> Snapshot:
         """Create the table, empty, for sequences from ``first`` on.
@@ -33,9 +42,13 @@ class TableLog(Protocol):
     ) -> Snapshot:
         """Add and remove files, and move the position, in one commit.
 
-        An unknown outcome (a time-out, a 503) is resolved here: the log is read again, and shows whether the commit is
-        in it.
+        ``add`` begins where ``base`` ends and ends at ``position.next``, or replaces the files in ``remove``. An
+        unknown outcome (a time-out, a 503) is resolved here: the log is read again, and shows whether the commit is in
+        it.
 
         Raises:
-            ArchiveMoved: The table is no longer at ``base``; nothing was changed.
+            ArchiveMoved: The table is no longer at ``base``, or a writer with a higher epoch has committed. Nothing was
+                changed.
+            UsageError: The files would not cover the sequences up to ``position.next`` exactly once.
+            StoreUnavailable: The store does not answer, so the outcome stays unknown; read the snapshot later.
         """

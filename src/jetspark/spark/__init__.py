@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from jetspark.spark.engine.replay_engine import ReplayEngine
     from jetspark.spark.engine.what_if import what_if
     from jetspark.spark.formats import register
+    from jetspark.spark.lake.archiving import SparkArchiver
     from jetspark.spark.queries import Lag, lag
     from jetspark.spark.query_metrics import QueryMetrics
     from jetspark.spark.typed.event_frames import events, stream_events
@@ -30,6 +31,7 @@ else:
         homes |= {"events": "typed.event_frames", "stream_events": "typed.event_frames"}
         homes |= {"write_events": "typed.event_writes"}
         homes |= {"ReplayEngine": "engine.replay_engine", "what_if": "engine.what_if"}
+        homes |= {"SparkArchiver": "lake.archiving"}
         homes |= {
             "dead_letters": "dead_letter_frames",
             "redrive": "dead_letter_frames",
@@ -49,6 +51,7 @@ __all__ = [
     "Lag",
     "QueryMetrics",
     "ReplayEngine",
+    "SparkArchiver",
     "backfill",
     "dead_letters",
     "events",

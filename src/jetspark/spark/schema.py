@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,13 +20,13 @@ from pyspark.sql.types import (
 )
 
 from jetspark.core.message import CoreMessage
-from jetspark.errors import ConfigError, ProtocolError
+from jetspark.errors import ConfigError
 from jetspark.jetstream.wire import parse_time
-from jetspark.spark.reply_subjects import stream_offsets
+from jetspark.lake.header_columns import header_columns
+from jetspark.lake.reply_subjects import stream_offsets
+from jetspark.lake.rows import texts
 
-__all__ = ["KV_SCHEMA", "PROJECTION_SCHEMA", "SCHEMA", "Columns", "check_schema", "texts"]
-
-_logger = logging.getLogger("jetspark.spark")
+__all__ = ["KV_SCHEMA", "PROJECTION_SCHEMA", "SCHEMA", "Columns", "check_schema"]
 
 SCHEMA = StructType(
     [
@@ -123,8 +122,6 @@ class Columns:
                     array = pa.array([each.sequence for each in messages], pa.int64())
                 case "timestamp":
                     array = pa.array([each.timestamp for each in messages], field.type)
-                case "headers" if self._has_headers:
-                    array = pa.array([_lists(each.headers) for each in messages], field.type)
                 case _:
                     array = self._plain(field, stream, messages)
             arrays.append(array)
@@ -141,33 +138,5 @@ class Columns:
             case "stream_created":
                 return pa.repeat(pa.scalar(self._created, field.type), len(messages))
             case "headers" if self._has_headers:
-                return pa.array([_headers(each) for each in messages], field.type)
+                return header_columns([each.raw_headers for each in messages])[0]
         return pa.nulls(len(messages), field.type)
-
-
-def texts(found: list[str]) -> Any:
-    """Subjects or keys as a column."""
-    try:
-        return pa.array(found, pa.string())
-    except UnicodeEncodeError:
-        # Subjects are UTF-8 by convention only, and Spark's strings must be UTF-8: other bytes become U+FFFD.
-        return pa.array([text.encode(errors="surrogateescape").decode(errors="replace") for text in found], pa.string())
-
-
-def _headers(message: CoreMessage) -> list[tuple[str, list[str]]] | None:
-    if message.raw_headers is None:
-        return []
-    try:
-        return _lists(message.headers)
-    except ProtocolError as error:
-        # The server stores any header block; a publisher's mistake must not end queries.
-        _logger.warning("message on %r: headers cannot be decoded (%s); the column is null", message.subject, error)
-        return None
-
-
-def _lists(headers: Any) -> list[tuple[str, list[str]]]:
-    return [(_utf8(name), [_utf8(value) for value in headers.get_all(name)]) for name in headers]
-
-
-def _utf8(text: str) -> str:
-    return text if text.isascii() else text.encode(errors="surrogateescape").decode(errors="replace")

@@ -43,7 +43,7 @@ _EARLIEST, _LATEST = -62_135_596_800_000_000, 253_402_300_799_999_999
 
 
 class ColumnFault(ValueError):
-    """A value that has no place in its column, or a cell that is no value of its field."""
+    """A value does not fit its column, or a cell is not a value of its field."""
 
     def __init__(self, field: str, rule: str) -> None:
         super().__init__(field, rule)

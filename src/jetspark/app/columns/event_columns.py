@@ -84,7 +84,7 @@ class EventColumns:
         return self._struct.type
 
     def to_arrow(self, events: Sequence[object], names: Collection[str] | None = None) -> ArrowRows:
-        """The fields of events as arrays; an event that is None is a row of nulls.
+        """The fields of events as arrays; None becomes a row of nulls.
 
         Args:
             names: The fields to convert; by default all.
@@ -93,7 +93,7 @@ class EventColumns:
         return _written(lambda part: [each.write(part, None in part) for each in fields], events)
 
     def to_struct(self, events: Sequence[object]) -> ArrowRows:
-        """Events as a single array of structs; an event that is None is null."""
+        """Events as a single array of structs; None becomes null."""
         return _written(lambda part: [self._struct.write(part)], events)
 
     def from_arrow(self, batch: pa.RecordBatch) -> EventRows:

@@ -170,7 +170,7 @@ def _member_name(annotation: Any) -> str:
 
 
 def _single(annotation: Any, place: _Place) -> ColumnType:
-    """The column of one type, which is no union."""
+    """The column of a single type."""
     path, origin = place.path, get_origin(annotation) or annotation
     if (value := getattr(annotation, "__value__", None)) is not None:  # an alias with a name: type X = ...
         slot = _slot(value, _entered(annotation, place))
@@ -247,7 +247,7 @@ def _list(origin: Any, arguments: tuple[Any, ...], place: _Place) -> ColumnType:
     make = _LISTS[origin]
     element = _slot(arguments[0] if arguments else Any, place.at(f"{place.path}[]"))
     is_set = make in (set, frozenset)
-    # pydantic keeps what it was given for an abstract type.
+    # For an abstract type pydantic keeps the given value.
     classes = (make,) if origin is make else (list, tuple) if make is list else (set, frozenset)
     return ListColumn(place.path, classes, element.column, is_nullable=element.is_nullable, make=make, is_set=is_set)
 
@@ -270,7 +270,7 @@ class _Member(NamedTuple):
     annotation: object
     has_default: bool = False
     is_optional_key: bool = False
-    """Of a TypedDict: the key may be missing."""
+    """The key of a TypedDict may be missing."""
 
 
 def _entered(kind: object, place: _Place) -> _Place:
@@ -369,7 +369,7 @@ def _members(kind: Any, place: _Place) -> dict[str, _Member] | None:
 
 
 def _is_optional(kind: Any, name: str, hint: object) -> bool:
-    """Whether a key of a TypedDict may be missing; of annotations that are texts the class does not know it."""
+    """True if the key of a TypedDict may be missing. The class itself cannot tell if its annotations are texts."""
     wrapper = get_origin(hint)
     if wrapper in (typing.Required, typing.NotRequired):
         return wrapper is typing.NotRequired

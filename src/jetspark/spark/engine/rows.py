@@ -31,8 +31,8 @@ from jetspark.app.projections.router import EventBatch, Failure, Received, Recor
 from jetspark.app.stored_events import FailureCause
 from jetspark.core.message import CoreMessage
 from jetspark.jetstream.info import StoredMessage
+from jetspark.lake.reply_subjects import stream_offsets
 from jetspark.spark.engine.coverage import Covered
-from jetspark.spark.reply_subjects import stream_offsets
 from jetspark.spark.schema import PROJECTION_SCHEMA
 from jetspark.state.changes import Current
 

@@ -11,8 +11,8 @@ from jetspark.errors import ConfigError
 from jetspark.jetstream.acks import AckableMessage
 from jetspark.jetstream.info import StoredMessage
 from jetspark.jetstream.kv import KVOperation, check_key
-from jetspark.spark.reply_subjects import stream_offsets
-from jetspark.spark.schema import texts
+from jetspark.lake.reply_subjects import stream_offsets
+from jetspark.lake.rows import texts
 from jetspark.state.changes import Change
 from jetspark.state.tables import operation
 

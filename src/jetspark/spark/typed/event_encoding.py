@@ -34,6 +34,7 @@ from jetspark.app.application import App
 from jetspark.app.causes import child_of, new_trace
 from jetspark.app.clock import utc_now
 from jetspark.app.columns import EventColumns
+from jetspark.app.columns.typed_rows import TYPE
 from jetspark.app.contracts.catalogue import Contract
 from jetspark.app.contracts.envelope import derived_id, write_data
 from jetspark.app.contracts.event_ids import NewIds
@@ -51,7 +52,6 @@ from jetspark.spark.stream.writing import (
     id_fault,
 )
 from jetspark.spark.tasks import TaskId
-from jetspark.spark.typed.event_rows import TYPE
 from jetspark.spark.typed.refused_rows import Reason, RefusedRows
 
 __all__ = ["EventEncoder", "MetadataColumns", "RowSpool"]

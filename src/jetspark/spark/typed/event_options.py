@@ -22,7 +22,7 @@ FORMAT = "jetstream_events"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventOptions(SourceOptions):
-    """What to read of which application. ``stream`` and ``subjects`` come from the application unless they are set."""
+    """The application and its types. ``stream`` and ``subjects`` come from the application unless they are set."""
 
     app: str = option(text, "the application, `package.module:name`", default="")
     app_folder: str = option(

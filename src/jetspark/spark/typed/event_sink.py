@@ -14,6 +14,7 @@ from pyspark.sql.types import StructType
 
 from jetspark.app import App
 from jetspark.app.columns import ENVELOPE, UNREADABLE, EventColumns
+from jetspark.app.columns.typed_rows import TYPE, columns_by_name
 from jetspark.app.contracts.catalogue import Contract
 from jetspark.app.stored_events import StoredEvent
 from jetspark.errors import ConfigError, PayloadTooLarge, StreamNotFound
@@ -26,7 +27,6 @@ from jetspark.spark.stream.writing import Destination
 from jetspark.spark.tasks import TaskId
 from jetspark.spark.typed.event_encoding import EventEncoder, MetadataColumns
 from jetspark.spark.typed.event_options import FORMAT, contracts_of
-from jetspark.spark.typed.event_rows import TYPE, columns_by_name
 from jetspark.spark.typed.refused_rows import RefusedRows
 
 __all__ = ["EventLayout", "EventSinkOptions", "batch_writer", "stream_writer"]

@@ -7,9 +7,9 @@ import pytest
 from jetspark.blocking.stream_message import JetStreamMessage
 from jetspark.errors import ProtocolError
 
-pytest.importorskip("pyspark")
+pytest.importorskip("pyarrow")
 
-from jetspark.spark.reply_subjects import stream_offsets
+from jetspark.lake.reply_subjects import stream_offsets
 from jetspark.state.deliveries import delivery
 
 SHORT = "$JS.ACK.S.c.1.{0}.3.1774001670123456789.4"

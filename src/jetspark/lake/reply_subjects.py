@@ -16,7 +16,7 @@ from jetspark.core.message import CoreMessage
 from jetspark.errors import ProtocolError
 from jetspark.state.deliveries import token_shift
 
-__all__ = ["StreamOffsets", "stream_offsets"]
+__all__ = ["StreamOffsets", "stream_offsets", "times_us"]
 
 _STREAM_SEQUENCE, _TIME_NS = 5, 7
 
@@ -27,7 +27,11 @@ class StreamOffsets(NamedTuple):
     """Sequences and times of messages, as Arrow arrays of 64-bit integers."""
 
     sequences: Any
-    times_us: Any
+    times_ns: Any
+
+    @property
+    def times_us(self) -> Any:
+        return times_us(self.times_ns)
 
 
 def stream_offsets(messages: Sequence[CoreMessage]) -> StreamOffsets:
@@ -37,7 +41,6 @@ def stream_offsets(messages: Sequence[CoreMessage]) -> StreamOffsets:
         ProtocolError: A message has no such reply subject.
     """
     # Imported here: most of Spark's Python processes only plan or commit, and these modules take 50 ms to import.
-    import pyarrow.compute as pc
     from pyarrow import csv
 
     first = messages[0].raw_reply or b""
@@ -61,4 +64,11 @@ def stream_offsets(messages: Sequence[CoreMessage]) -> StreamOffsets:
     if len(table) != len(messages):  # Arrow skips empty lines
         raise ProtocolError("a JetStream message without a reply subject")
     sequences, times_ns = (table.column(name).combine_chunks() for name in wanted)
-    return StreamOffsets(sequences, pc.divide(times_ns, 1000))
+    return StreamOffsets(sequences, times_ns)
+
+
+def times_us(times_ns: Any) -> Any:
+    """Nanoseconds as microseconds; the last three digits are dropped."""
+    import pyarrow.compute as pc  # late for the same reason
+
+    return pc.divide(times_ns, 1000)

@@ -1,0 +1,294 @@
+"""The table format ``delta``: a Delta table, by delta-rs.
+
+The position is in the table's own commits, as transactions of applications: ``jetspark/<stream>/<created>`` has the
+last archived sequence, ``jetspark/epoch`` the epoch of the writer. The stream's identity and the first sequence are in
+the table's configuration.
+
+A commit is made from the version that was read, without the library's retries: it creates the next file of the log, or
+fails if there is one. Each commit has a random token, by which it is found in the log when its outcome is unknown. Old
+files of the log are kept: a writer that stopped for weeks could create one of them again, and think it has committed.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import pyarrow as pa
+
+from jetspark.errors import ArchiveDamaged, ArchiveMoved, JetSparkError, MissingExtra
+from jetspark.lake.cloud_store import store_error
+from jetspark.lake.position import (
+    ArchivePosition,
+    DataFile,
+    Snapshot,
+    StreamIdentity,
+    checked_identity,
+    checked_snapshot,
+    coverage_of,
+    files_after,
+)
+from jetspark.lake.rows import RAW_SCHEMA
+from jetspark.lake.store import FileStore
+
+if TYPE_CHECKING:
+    from deltalake import CommitProperties, DeltaTable
+    from deltalake.transaction import AddAction, RemoveAction
+
+__all__ = ["FOLDER", "DeltaLog"]
+
+T = TypeVar("T")
+
+_logger = logging.getLogger("jetspark.lake")
+
+FOLDER = "_delta_log"
+_SCHEMA = RAW_SCHEMA.append(pa.field("day", pa.date32(), nullable=False))
+_EPOCH = "jetspark/epoch"
+_TOKEN = "jetspark.commit"
+_FIRST, _STREAM, _CREATED = "jetspark.first", "jetspark.stream", "jetspark.created"
+
+# Attempts of a commit whose outcome was unknown, and showed to be that nothing was committed.
+COMMIT_ATTEMPTS = 5
+PAUSE_S = 0.2
+_UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class DeltaLog:
+    """The log of a Delta table; a :class:`~jetspark.lake.log.TableLog`. Do not use one in a forked process."""
+
+    def __init__(self, store: FileStore) -> None:
+        """``store`` is rooted at the table."""
+        try:
+            import deltalake
+        except ImportError as error:
+            raise MissingExtra("an archive in the format 'delta'", "lake") from error
+        self._library = deltalake
+        self._store = store
+        self._table: DeltaTable | None = None
+        self._latest: Snapshot | None = None
+
+    def snapshot(self) -> Snapshot | None:
+        if self._table is None:
+            if next(iter(self._store.files(FOLDER)), None) is None:
+                return None
+            self._table = self._reading(self._open)
+        else:
+            self._reading(self._table.update_incremental)
+        if self._latest is None or self._latest.version != self._table.version():
+            self._latest = self._read(self._table)
+        return self._latest
+
+    def create(self, identity: StreamIdentity, first: int, *, epoch: int) -> Snapshot:
+        checked_identity(identity, first)
+        position = ArchivePosition(identity=identity, first=first, next=first, epoch=epoch)
+        after = Snapshot(position=position, files=(), version=0)
+
+        def attempt(properties: CommitProperties) -> None:
+            self._library.DeltaTable.create(
+                self._store.location(""),
+                _SCHEMA,
+                partition_by=["day"],
+                # Nothing but archivers should change the table; they replace files without changing data.
+                configuration={
+                    "delta.appendOnly": "true",
+                    _FIRST: str(first),
+                    _STREAM: identity.stream,
+                    _CREATED: identity.created,
+                },
+                storage_options=dict(self._store.storage_options),
+                commit_properties=properties,
+                raise_if_key_not_exists=False,
+            )
+
+        return self._committed(after, first, attempt)
+
+    def commit(
+        self,
+        base: Snapshot,
+        position: ArchivePosition,
+        *,
+        add: Sequence[DataFile] = (),
+        remove: Sequence[DataFile] = (),
+    ) -> Snapshot:
+        files = files_after(self._store.uri, base, position, add, remove)
+        version = _version(base)
+        if self._table is None or self._table.version() != version:
+            found = self.snapshot()
+            if found is None or found.version != version:
+                raise self._moved(base.position.next, found)
+        table = self._table
+        assert table is not None
+        now_ms = time.time_ns() // 1_000_000
+        is_new = position.next > base.position.next
+        actions: list[AddAction | RemoveAction] = [_removed(each, now_ms) for each in remove]
+        actions += [_added(each, now_ms, is_new) for each in add]
+
+        def attempt(properties: CommitProperties) -> None:
+            table.create_write_transaction(
+                actions,
+                "append",
+                _SCHEMA,
+                partition_by=["day"],
+                commit_properties=properties,
+                post_commithook_properties=self._library.PostCommitHookProperties(cleanup_expired_logs=False),
+            )
+
+        return self._committed(
+            Snapshot(position=position, files=files, version=version + 1), base.position.next, attempt
+        )
+
+    # ---- one commit ----------------------------------------------------------------------------------------------
+
+    def _committed(self, after: Snapshot, expected: int, attempt: Callable[[CommitProperties], None]) -> Snapshot:
+        """Commit, until the log says whose commit this version is."""
+        position, version = after.position, _version(after)
+        token = secrets.token_hex(16)
+        transaction = self._library.Transaction
+        properties = self._library.CommitProperties(
+            app_transactions=[
+                transaction(_app_id(position.identity), position.next - 1),
+                transaction(_EPOCH, position.epoch),
+            ],
+            max_commit_retries=0,
+            custom_metadata={_TOKEN: token},
+        )
+        problem: JetSparkError | None = None
+        for number in range(COMMIT_ATTEMPTS):
+            problem = None
+            try:
+                attempt(properties)
+            except Exception as error:  # the library's errors have no common root but this one
+                problem = self._problem(error)
+            committed = self._store.get(f"{FOLDER}/{version:020}.json")
+            if committed is not None:
+                if token.encode() not in committed:
+                    raise self._moved(expected, self.snapshot())
+                if problem is not None:
+                    _logger.info(
+                        "archive %s: version %d is committed, in spite of: %s", self._store.uri, version, problem
+                    )
+                return self._at(after)
+            if problem is None:
+                raise ArchiveDamaged(self._store.uri, f"version {version} was committed and is not in the log")
+            if not problem.may_pass:
+                raise problem
+            time.sleep(PAUSE_S * 2**number)
+        assert problem is not None
+        raise problem
+
+    def _at(self, after: Snapshot) -> Snapshot:
+        self._store.make_durable(f"{FOLDER}/{_version(after):020}.json")
+        self._latest = after
+        if self._table is not None:
+            try:
+                self._reading(self._table.update_incremental)
+            except JetSparkError as error:  # the commit stands; the next call opens the table again
+                _logger.info("archive %s: %s", self._store.uri, error)
+                self._table = None
+        return after
+
+    def _moved(self, expected: int, found: Snapshot | None) -> ArchiveMoved:
+        return ArchiveMoved(self._store.uri, expected, None if found is None else found.position.next)
+
+    # ---- reading -------------------------------------------------------------------------------------------------
+
+    def _open(self) -> DeltaTable:
+        return self._library.DeltaTable(self._store.location(""), storage_options=dict(self._store.storage_options))
+
+    def _reading(self, read: Callable[[], T]) -> T:
+        try:
+            return read()
+        except Exception as error:
+            # The library's own error may show a signed address.
+            raise self._problem(error) from None
+
+    def _problem(self, error: Exception) -> JetSparkError:
+        if isinstance(error, OSError) or "Error performing" in str(error):
+            return store_error(self._store.uri, error, self._store.storage_options)
+        return ArchiveDamaged(self._store.uri, f"delta-rs cannot use it: {str(error).partition(chr(10))[0]}")
+
+    def _read(self, table: DeltaTable) -> Snapshot:
+        configuration = table.metadata().configuration
+        try:
+            identity = StreamIdentity(configuration[_STREAM], configuration[_CREATED])
+            last, epoch = table.transaction_version(_app_id(identity)), table.transaction_version(_EPOCH)
+            if last is None or epoch is None:
+                raise KeyError(_app_id(identity))
+            first = int(configuration[_FIRST])
+        except (KeyError, ValueError) as error:
+            reason = f"the Delta table is not one that JetSpark has made ({error!r}); give another root"
+            raise ArchiveDamaged(self._store.uri, reason) from error
+        actions = pa.table(table.get_add_actions(flatten=True))
+        try:
+            files = [_file(row) for row in actions.to_pylist()] if actions.num_rows else []
+        except (KeyError, TypeError, ValueError) as error:
+            reason = f"another program has added files to the table ({error!r}); restore an older version"
+            raise ArchiveDamaged(self._store.uri, reason) from error
+        position = ArchivePosition(identity=identity, first=first, next=last + 1, epoch=epoch)
+        return checked_snapshot(self._store.uri, position, files, table.version())
+
+
+def _app_id(identity: StreamIdentity) -> str:
+    return f"jetspark/{identity.stream}/{identity.created}"
+
+
+def _version(snapshot: Snapshot) -> int:
+    assert isinstance(snapshot.version, int)
+    return snapshot.version
+
+
+def _added(file: DataFile, now_ms: int, is_new: bool) -> AddAction:
+    from deltalake.transaction import AddAction
+
+    low_us, high_us = file.min_time_us, file.max_time_us
+    least = {"sequence": file.min_sequence, "timestamp": _time(low_us), "timestamp_ns": low_us * 1000}
+    most = {"sequence": file.max_sequence, "timestamp": _time(high_us), "timestamp_ns": high_us * 1000 + 999}
+    statistics = {"numRecords": file.rows, "minValues": least, "maxValues": most, "nullCount": dict.fromkeys(least, 0)}
+    return AddAction(
+        path=file.path,
+        size=file.size_bytes,
+        partition_values={"day": file.day.isoformat()},
+        modification_time=now_ms,
+        data_change=is_new,
+        stats=json.dumps(statistics),
+    )
+
+
+def _removed(file: DataFile, now_ms: int) -> RemoveAction:
+    from deltalake.transaction import RemoveAction
+
+    return RemoveAction(
+        path=file.path,
+        data_change=False,
+        deletion_timestamp=now_ms,
+        size=file.size_bytes,
+        partition_values={"day": file.day.isoformat()},
+    )
+
+
+def _file(row: dict[str, Any]) -> DataFile:
+    coverage = coverage_of(row["path"])
+    if coverage is None:
+        raise ValueError(row["path"])
+    day, begin, end = coverage
+    return DataFile(
+        path=row["path"],
+        day=day,
+        begin=begin,
+        end=end,
+        rows=row["num_records"],
+        size_bytes=row["size_bytes"],
+        min_sequence=row["min.sequence"],
+        max_sequence=row["max.sequence"],
+        min_time_us=row["min.timestamp_ns"] // 1000,
+        max_time_us=row["max.timestamp_ns"] // 1000,
+    )
+
+
+def _time(time_us: int) -> str:
+    return (_UNIX_EPOCH + timedelta(microseconds=time_us)).isoformat(timespec="microseconds").replace("+00:00", "Z")
