@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from support.derived import Flagged, Moved, Old, Part, Settled, Why, app, silent
 from support.names import new_name
-from support.patience import PATIENCE_S
 
 from jetspark.app import Event, encode
 from jetspark.app.contracts.envelope import Decoded, decode
@@ -125,7 +124,7 @@ def test_an_event_that_was_read_is_the_cause_of_the_one_written(
     traces = {read(each).id: each.headers["traceparent"] for each in stored(shop)}
     settled = causes.selectExpr("order_id", "date '2026-03-15' AS day", "_event")
     write(settled, Settled)
-    found = {each.causation_id: each for each in map(read, stored(shop)[2:])}
+    found = {str(each.causation_id): each for each in map(read, stored(shop)[2:])}
     assert {cause: (each.id, each.correlation_id) for cause, each in found.items()} == {
         "first": ("settled-a-2026-03-15", "order"),
         "second": ("settled-b-2026-03-15", "second"),
@@ -404,7 +403,7 @@ def test_writes_of_a_batch_are_told_apart_by_their_types(
 
     for folder in ("one", "one"):
         query = source.writeStream.foreachBatch(each).option("checkpointLocation", str(tmp_path / folder))
-        query.trigger(availableNow=True).start().awaitTermination(PATIENCE_S)
+        query.trigger(availableNow=True).start().awaitTermination()
     assert Counter(message.subject.rpartition(".")[2] for message in stored(shop)) == {
         "flagged": 10,
         "settled": 10,

@@ -40,7 +40,7 @@ def test_events_of_any_contract_are_equal_on_every_way(seed: int, server: NatsSe
     async def live() -> None:
         await app.apply(server.url)
         frame = spark.createDataFrame(pa.Table.from_arrays(arrays, schema=columns.schema)).repartition(2)
-        await asyncio.to_thread(write_events, frame, where, kind, servers=server.url)
+        await asyncio.to_thread(lambda: write_events(frame, where, kind, servers=server.url))
         async with app.connect(server.url) as client:
             stream = await client.js.stream(app.stream)
             stored = [

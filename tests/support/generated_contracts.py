@@ -170,7 +170,7 @@ def generated(seed: int) -> Generated:
     def draw(data: st.DataObject) -> None:
         fields = [data.draw(TYPES) for _ in range(data.draw(st.integers(3, 8)))]
         # With an example, because none follows from the schema of a map whose keys are numbers, or of a set of dates.
-        annotations = {
+        annotations: dict[str, Any] = {
             f"f{number}": Annotated[kind, msgspec.Meta(examples=[json.loads(msgspec.json.encode(data.draw(of)))])]
             for number, (kind, of) in enumerate(fields)
         }

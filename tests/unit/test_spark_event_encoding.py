@@ -208,6 +208,16 @@ INVALID: list[tuple[type[Any], dict[str, Any], dict[str, Any], str]] = [
     (Settled, {"order_id": "\n", "day": NOW.date()}, {}, "field 'event_id()': the id is 'settled-\\n-2026-03-15'"),
     (Picky, {"number": 13}, {}, "RuntimeError: no thirteen"),
 ]
+GOOD: dict[str, Any] = {
+    "order_id": "a",
+    "day": None,
+    "cents": 1,
+    "why": "late",
+    "number": 1,
+    "parts": [],
+    "note": "",
+    "i": "i",
+}
 TYPES = {"order_id": pa.string(), "i": pa.string()}
 
 
@@ -215,9 +225,8 @@ TYPES = {"order_id": pa.string(), "i": pa.string()}
 def test_rows_that_break_a_rule_keep_all_rows_of_a_task_back(
     kind: type[Any], bad: dict[str, Any], options: dict[str, Any], message: str
 ) -> None:
-    good = {"order_id": "a", "day": None, "cents": 1, "why": "late", "number": 1, "parts": [], "note": "", "i": "i"}
     made = encoder(kind, **options)
-    batches = [batch({name: good[name] for name in bad}, **TYPES), batch(bad, {**bad}, **TYPES)]
+    batches = [batch({name: GOOD[name] for name in bad}, **TYPES), batch(bad, {**bad}, **TYPES)]
     with pytest.raises(InvalidRows) as caught:
         made.encode_all(batches)  # and nothing needs to be iterated
     assert caught.value.args[:3] == ("partition 3", 3, 2)
@@ -232,12 +241,11 @@ def test_rows_that_break_a_rule_keep_all_rows_of_a_task_back(
 def test_rows_that_break_a_rule_become_dead_letters_and_the_others_are_sent(
     kind: type[Any], bad: dict[str, Any], options: dict[str, Any], message: str
 ) -> None:
-    good = {"order_id": "a", "day": None, "cents": 1, "why": "late", "number": 1, "parts": [], "note": "", "i": "i"}
     letters: list[StoredEvent] = []
     made = encoder(kind, letters, **options)
     batches = [
-        batch({name: good[name] for name in bad}, bad, **TYPES),
-        batch({name: good[name] for name in bad}, **TYPES),
+        batch({name: GOOD[name] for name in bad}, bad, **TYPES),
+        batch({name: GOOD[name] for name in bad}, **TYPES),
     ]
     assert [len(rows) for rows in made.encode_all(batches)] == [1, 1]
     assert (made.rows, made.refused) == (2, 1)

@@ -22,8 +22,9 @@ from jetspark.jetstream.config import StreamConfig
 from jetspark.jetstream.info import StreamInfo, StreamState
 from jetspark.spark.options import Connecting, describe, read_options
 from jetspark.spark.stream.ledger import Committed
-from jetspark.spark.stream.sink import SinkOptions, Target, TaskId, Unnamed, batch_writer, stream_writer
+from jetspark.spark.stream.sink import SinkOptions, Target, Unnamed, batch_writer, stream_writer
 from jetspark.spark.stream.writing import Destination, Encoder, Layout, Rows, added_up
+from jetspark.spark.tasks import TaskId
 
 PAGE = Path(__file__).parents[2] / "docs" / "spark-sink.md"
 

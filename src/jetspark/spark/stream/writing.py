@@ -50,7 +50,7 @@ __all__ = [
     "Destination",
     "Encoder",
     "Layout",
-    "Limits",
+    "MessageLimits",
     "RowEncoder",
     "RowLayout",
     "Rows",
@@ -285,7 +285,7 @@ class Destination:
     """Messages name the stream, so that the server refuses them if another one would store them."""
 
 
-class Limits:
+class MessageLimits:
     """The subjects and sizes that a destination accepts."""
 
     def __init__(self, destination: Destination) -> None:
@@ -351,7 +351,7 @@ class Encoder:
         self.refused = 0
         self._with_digest = with_digest
         self._layout, self._partition = layout, partition
-        self._limits, stream = Limits(destination), destination.stream
+        self._limits, stream = MessageLimits(destination), destination.stream
         self._head = HEAD + (f"Nats-Expected-Stream: {stream}\r\n".encode() if destination.is_expected else b"")
         self._id_prefix = b"" if layout.msg_id else None if id_prefix is None else id_prefix.encode()
         self._subject_sum = 0

@@ -45,7 +45,7 @@ from jetspark.spark.stream.writing import (
     HEAD,
     MAX_HEADER_BYTES,
     Destination,
-    Limits,
+    MessageLimits,
     Rows,
     added_up,
     digest_of,
@@ -119,7 +119,7 @@ class EventEncoder:
         self._source = app.spec.source
         self._columns = {name: EventColumns(contract) for name, contract in contracts.items()}
         self._metadata, self._refused, self._with_digest = metadata, refused, with_digest
-        self._limits, self._max_held_bytes = Limits(destination), max_held_bytes
+        self._limits, self._max_held_bytes = MessageLimits(destination), max_held_bytes
         expected = f"Nats-Expected-Stream: {destination.stream}\r\n" if destination.is_expected else ""
         self._head = HEAD + expected.encode() + b"Nats-Msg-Id: "
         self._prefix, self._hides_prefix = task_id.id_prefix(), has_ids and not has_own_ids
@@ -250,29 +250,28 @@ class EventEncoder:
         return events
 
     def _said(self, batch: pa.RecordBatch) -> _Said:
-        names, said = self._metadata, _Said()
+        names, said = self._metadata, dict[str, Any]()
         if names.cause is not None:
             cause = _column(batch, names.cause)
             fields = {field.name for field in cause.type}
-            ids = pc.struct_field(cause, "id").to_pylist()
-            said = said._replace(causes=ids, correlations=ids)
+            said["causes"] = said["correlations"] = ids = pc.struct_field(cause, "id").to_pylist()
             if "correlation" in fields:
                 shared = pc.struct_field(cause, "correlation").to_pylist()
-                said = said._replace(correlations=[each or id for each, id in zip(shared, ids, strict=True)])
+                said["correlations"] = [one or id for one, id in zip(shared, ids, strict=True)]
             if "headers" in fields:
-                said = said._replace(traces=_traces(pc.struct_field(cause, "headers")))
+                said["traces"] = _traces(pc.struct_field(cause, "headers"))
         if names.id is not None:
-            said = said._replace(ids=_column(batch, names.id).cast(pa.string()).to_pylist())
+            said["ids"] = _column(batch, names.id).cast(pa.string()).to_pylist()
         if names.time is not None:
             times = _column(batch, names.time).cast(pa.timestamp("us", "UTC")).to_pylist()
-            said = said._replace(times=[None if each is None else each.replace(tzinfo=datetime.UTC) for each in times])
+            said["times"] = [None if each is None else each.replace(tzinfo=datetime.UTC) for each in times]
         if names.correlation is not None:
             own = _column(batch, names.correlation).to_pylist()
-            pairs = zip(own, said.correlations, strict=False)
-            said = said._replace(correlations=[one or other for one, other in pairs])
+            others = said.get("correlations", repeat(None))
+            said["correlations"] = [one or other for one, other in zip(own, others, strict=False)]
         if names.causation is not None:
-            said = said._replace(causations=_column(batch, names.causation).to_pylist())
-        return said
+            said["causations"] = _column(batch, names.causation).to_pylist()
+        return _Said(**said)
 
 
 _Explicit: TypeAlias = tuple[datetime.datetime | None, str | None, str | None]

@@ -27,6 +27,7 @@ from jetspark.spark.typed.refused_rows import Reason, invalid_rows
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 __all__ = ["EventSinkKeywords", "write_events"]
 
@@ -134,18 +135,22 @@ def write_events(
         return None
     if not checkpoint:
         raise ConfigError("write_events: a streaming frame needs checkpoint=, a folder that the query keeps")
+    writer = frame.writeStream.format(FORMAT).options(**given).option("checkpointLocation", checkpoint)
+    if query_name is not None:
+        writer = writer.queryName(query_name)
+    return _triggered(writer, until_now=until_now, interval_s=interval_s).start()
+
+
+def _triggered(writer: DataStreamWriter, *, until_now: bool, interval_s: float | None) -> DataStreamWriter:
     if until_now and interval_s is not None:
         raise ConfigError(
             f"interval_s={interval_s!r}: expected None with until_now=True, which takes all there is at once"
         )
-    writer = frame.writeStream.format(FORMAT).options(**given).option("checkpointLocation", checkpoint)
-    if query_name is not None:
-        writer = writer.queryName(query_name)
     if until_now:
-        writer = writer.trigger(availableNow=True)
-    elif interval_s is not None:
-        writer = writer.trigger(processingTime=f"{int(seconds('interval_s', interval_s) * 1000)} milliseconds")
-    return writer.start()
+        return writer.trigger(availableNow=True)
+    if interval_s is not None:
+        return writer.trigger(processingTime=f"{int(seconds('interval_s', interval_s) * 1000)} milliseconds")
+    return writer
 
 
 def _types(app: App, kinds: Sequence[type[object]]) -> list[str]:
