@@ -24,7 +24,7 @@ from jetspark.errors import ConnectionLost, StreamNotFound
 if TYPE_CHECKING:
     from jetspark.spark.types import SparkSession
 
-__all__ = ["APP", "PROJECTION_SPARK", "PROJECTION_SPARK_FIRST"]
+__all__ = ["APP", "PROJECTION_SPARK", "PROJECTION_SPARK_FIRST", "prepared"]
 
 APP = "benchmarks.order_totals:app"
 # After the cold one; the median counts.
@@ -36,7 +36,7 @@ FIRST_BATCH = Metric("first_batch_s", "s", better="lower")
 
 
 @contextlib.contextmanager
-def _prepared(job: Job, count: int) -> Iterator[JetStream]:
+def prepared(job: Job, count: int) -> Iterator[JetStream]:
     """The application's stream with ``count`` events, and its buckets."""
     from benchmarks.order_totals import app, messages
 
@@ -80,7 +80,7 @@ def _fold_once(spark: SparkSession, job: Job, js: JetStream) -> float:
 def warm_and_cold(job: Job) -> Values:
     from jetspark.spark import session
 
-    with _prepared(job, job.count) as js:
+    with prepared(job, job.count) as js:
         spark = session("jetspark-bench", cores=2)
         try:
             cold_s = _fold_once(spark, job, js)
@@ -100,7 +100,7 @@ def first_batch(job: Job) -> Values:
     """Seconds from nothing to the first folded batch of a query, in a session for short jobs."""
     from jetspark.spark import run, session
 
-    with _prepared(job, 10 * FIRST_EVENTS) as js:
+    with prepared(job, 10 * FIRST_EVENTS) as js:
         started = perf_counter()
         spark = session("jetspark-bench", cores=2, is_short=True)
         try:

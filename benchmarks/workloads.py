@@ -19,6 +19,7 @@ from benchmarks.projection_live import PROJECTION_LATENCY, PROJECTION_LIVE
 from benchmarks.projection_spark import PROJECTION_SPARK, PROJECTION_SPARK_FIRST
 from benchmarks.request_latency import REQUEST_LATENCY
 from benchmarks.spark import SPARK_READ, SPARK_READ_LARGE, SPARK_WRITE
+from benchmarks.typed_events import SPARK_EVENTS
 from benchmarks.workload import Workload
 from jetspark.errors import ConfigError
 
@@ -49,6 +50,7 @@ WORKLOADS: dict[str, Workload] = {
         ENTITY_64,
         SPARK_READ,
         SPARK_READ_LARGE,
+        SPARK_EVENTS,
         SPARK_WRITE,
         HYBRID_READ,
         PROJECTION_LIVE,

@@ -7,6 +7,7 @@
     │   ├── ConfigError (ValueError)            a value we cannot use
     │   │   ├── InvalidSubject                  ... a subject NATS does not allow
     │   │   ├── InvalidEvent                    ... an event that its own contract does not allow
+    │   │   ├── InvalidRows                     ... rows of a frame that their contract does not allow as events
     │   │   ├── InvalidHeader                   ... a header that would break the frame
     │   │   └── PayloadTooLarge                 ... more bytes than the server accepts
     │   ├── TopologyRefused                     changes to the server that lose something, or that it cannot make
@@ -81,6 +82,7 @@
         │   ├── WrongFieldType                  ... a field has a value of another type
         │   ├── BrokenRule                      ... a field has the right type and a value that is not allowed
         │   └── UpcastFailed                    ... the function that should make it a newer version raised an error
+        ├── UnreadableEvent                     a message that a read of typed events was to return is not a valid event
         ├── ContractFrozen                      a type and version is recorded already, and means something else
         ├── StateParked                         a projected state is stuck: an event could not be applied
         ├── TopologyDrift                       the server is not as the application declares
@@ -147,6 +149,7 @@ __all__ = [
     "InsufficientResources",
     "InvalidEvent",
     "InvalidHeader",
+    "InvalidRows",
     "InvalidSubject",
     "JetSparkError",
     "JetStreamNotEnabled",
@@ -184,6 +187,7 @@ __all__ = [
     "TopologyRefused",
     "UnknownEventType",
     "UnknownEventVersion",
+    "UnreadableEvent",
     "UpcastFailed",
     "UsageError",
     "WindowFull",
@@ -285,6 +289,25 @@ class InvalidEvent(ConfigError):
     def __str__(self) -> str:
         where = f", field {self.field!r}" if self.field else ""
         return f"event {self.event_type!r} version {self.version}{where}: {self.rule}; it was not published"
+
+
+@dataclass(eq=False, repr=False)
+class InvalidRows(ConfigError):
+    """Rows of a frame that their contract does not allow as events; none of these rows was published.
+
+    ``reasons`` has one text for each field and rule that is broken: how many rows break it, and the first of them.
+    """
+
+    where: str
+    rows: int
+    invalid: int
+    reasons: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return (
+            f"{self.invalid} of {self.rows} rows of {self.where} are not valid events, and none was published: "
+            f"{'; '.join(self.reasons)}. Correct or filter such rows, or set invalid=dead_letter to publish the others"
+        )
 
 
 @dataclass(eq=False, repr=False)
@@ -992,6 +1015,26 @@ class BrokenRule(ContractViolation):
 
 class UpcastFailed(ContractViolation):
     """The function that should make a newer version of an event raised an error, which is ``__cause__``."""
+
+
+@dataclass(eq=False, repr=False)
+class UnreadableEvent(DataError):
+    """A message that a read of typed events was to return as a row is not a valid event of its type.
+
+    ``reason`` is a :class:`ContractViolation` in words.
+    """
+
+    stream: str
+    sequence: int
+    subject: str
+    reason: str
+
+    def __str__(self) -> str:
+        return (
+            f"stream {self.stream!r}, sequence {self.sequence}, subject {self.subject!r}: {self.reason}. Repair the "
+            "contract, such as by an upcast; or set unreadable='keep' to read such messages as rows with their reason, "
+            "or 'drop' to leave them out and count them"
+        )
 
 
 @dataclass(eq=False, repr=False)

@@ -24,8 +24,9 @@ from jetspark.spark import connections
 from jetspark.spark.stream import sink
 from jetspark.spark.stream.ledger import Committed, Ledger, stored_ids, time_of
 from jetspark.spark.stream.publishing import AsyncPublishing, FastPublishing, Publisher
-from jetspark.spark.stream.sink import BatchWriter, SinkOptions, Task, TaskId
+from jetspark.spark.stream.sink import BatchWriter, SinkOptions, Task
 from jetspark.spark.stream.writing import Layout, Rows
+from jetspark.spark.tasks import TaskId
 
 pytest_plugins = ["support.sparks"]
 pytestmark = pytest.mark.timeout(600)

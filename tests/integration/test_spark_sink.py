@@ -27,8 +27,9 @@ from pyspark.sql import functions as F
 from jetspark.spark import register
 from jetspark.spark.stream import publishing
 from jetspark.spark.stream.publishing import AsyncPublishing, FastPublishing, Pace, Publisher
-from jetspark.spark.stream.sink import SinkOptions, Task, TaskId
+from jetspark.spark.stream.sink import SinkOptions, Task
 from jetspark.spark.stream.writing import Layout, Rows
+from jetspark.spark.tasks import TaskId
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

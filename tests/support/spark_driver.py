@@ -30,6 +30,7 @@ from jetspark.cli.commands import app as cli
 from jetspark.spark import backfill, register, run, session
 from jetspark.spark.kv import writing
 from jetspark.spark.stream import sink
+from jetspark.spark.typed import event_sink
 from support.sparks import CONF
 
 # Spark's workers get what is here by value, so the plan has to be known when this module is run.
@@ -78,7 +79,8 @@ def troubled_format(hangs: str) -> type[DataSource]:
             return "troubled"
 
         def streamWriter(self, schema: StructType, overwrite: bool) -> TroubledWriter:
-            writer = sink.stream_writer(self.options, schema, overwrite)
+            make = event_sink.stream_writer if "app" in self.options else sink.stream_writer
+            writer = make(self.options, schema, overwrite)
             assert isinstance(writer, sink.StreamWriter)
             return TroubledWriter(writer._options, writer._layout)
 
@@ -184,6 +186,9 @@ def start(any_session: SparkSession, job: dict[str, Any]) -> StreamingQuery | Ba
     else:
         frame = spark.readStream.option("maxFilesPerTrigger", "1").text(job["input"])
         frame = frame.select(checking(hangs)("value").alias("data"))
+    if "typed" in job:
+        parts = F.split(F.trim("data"), ",")
+        frame = frame.select(parts[1].alias("order_id"), parts[0].cast("long").alias("cents"))
     if "table" in job:
         text = F.col("data").cast("string")
         frame = frame.select(

@@ -44,7 +44,7 @@ def test_who_awaits_does_not_load_the_blocking_driver() -> None:
 @pytest.mark.parametrize(
     "program",
     [
-        "import pyspark_jetstream, pyspark_jetstream_kv, pyspark_jetstream_projection",
+        "import pyspark_jetstream, pyspark_jetstream_events, pyspark_jetstream_kv, pyspark_jetstream_projection",
         "import jetspark.spark.stream.source",
         "import jetspark.spark.kv.reading, jetspark.spark.kv.writing",
         "import jetspark.spark.stream.sink",

@@ -358,7 +358,12 @@ def test_every_module_keeps_to_the_layer_table() -> None:
 
 
 # Spark looks for formats in top-level modules of these names.
-NAMED_BY_SPARK = ["pyspark_jetstream", "pyspark_jetstream_kv", "pyspark_jetstream_projection"]
+NAMED_BY_SPARK = [
+    "pyspark_jetstream",
+    "pyspark_jetstream_events",
+    "pyspark_jetstream_kv",
+    "pyspark_jetstream_projection",
+]
 
 
 @pytest.mark.parametrize(

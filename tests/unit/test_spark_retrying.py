@@ -22,7 +22,8 @@ from jetspark.spark import connections
 from jetspark.spark.connections import FIRST_CONTACT_S, patiently
 from jetspark.spark.options import Connecting
 from jetspark.spark.stream import sink
-from jetspark.spark.stream.sink import PartWritten, SinkOptions, TaskId
+from jetspark.spark.stream.sink import PartWritten, SinkOptions
+from jetspark.spark.tasks import TaskId
 
 OPTIONS = Connecting(servers=("nats://a",))
 

@@ -20,10 +20,11 @@ from jetspark.core.headers import decode
 from jetspark.errors import ConfigError, UsageError
 from jetspark.jetstream.config import StreamConfig
 from jetspark.jetstream.info import StreamInfo, StreamState
-from jetspark.spark.options import describe, read_options
+from jetspark.spark.options import Connecting, describe, read_options
 from jetspark.spark.stream.ledger import Committed
-from jetspark.spark.stream.sink import SinkOptions, Target, TaskId, Unnamed, batch_writer, stream_writer
+from jetspark.spark.stream.sink import SinkOptions, Target, Unnamed, batch_writer, stream_writer
 from jetspark.spark.stream.writing import Destination, Encoder, Layout, Rows, added_up
+from jetspark.spark.tasks import TaskId
 
 PAGE = Path(__file__).parents[2] / "docs" / "spark-sink.md"
 
@@ -369,11 +370,11 @@ def test_a_write_within_foreach_batch_is_repeated_by_another_run_and_not_by_its_
 
 def test_writes_are_told_apart_by_where_they_go() -> None:
     names = [
-        SinkOptions(stream=stream, subject=subject).target_name()
+        SinkOptions(stream=stream, subject=subject).target_name
         for stream, subject in ((None, None), (None, "a"), (None, "b"), ("A", None), ("A", "a"))
     ]
     assert len(set(names)) == 5
-    assert names[1] == SinkOptions(subject="a", publish_mode="async").target_name()
+    assert names[1] == SinkOptions(subject="a", publish_mode="async").target_name
 
 
 def test_connections_are_kept_by_how_to_connect_and_by_nothing_else() -> None:
@@ -385,7 +386,7 @@ def test_connections_are_kept_by_how_to_connect_and_by_nothing_else() -> None:
 
 def test_every_option_is_on_the_page() -> None:
     page = PAGE.read_text(encoding="utf-8")
-    own = {entry.name for entry in describe(SinkOptions)} - {entry.name for entry in describe(SinkOptions.__base__)}
+    own = {entry.name for entry in describe(SinkOptions)} - {entry.name for entry in describe(Connecting)}
     assert [name for name in sorted(own) if f"| `{name}` |" not in page] == []
 
 

@@ -32,6 +32,7 @@ from jetspark.app.projections.windows import Window
 from jetspark.app.provisioning import apply_topology, make_plan
 from jetspark.app.signals import on_signals
 from jetspark.app.spec import AppSpec
+from jetspark.app.stored_events import SPARK_ROWS
 from jetspark.app.timers import check_stream, timer_subjects
 from jetspark.app.topology.declared import Topology, TopologyPlan
 from jetspark.app.topology.names import advisory_stream, check_app_name
@@ -644,8 +645,11 @@ class App:
             )
 
     def _declare(self, spec: HandlerSpec) -> None:
-        if spec.durable == "projections":
-            raise ConfigError("durable='projections': expected another name; the letters of projections have this one")
+        if spec.durable in ("projections", SPARK_ROWS):
+            raise ConfigError(
+                f"durable={spec.durable!r}: expected another name; dead letters of projections, or of rows that Spark "
+                "writes, have this one"
+            )
         if spec.durable in self.handlers:
             raise ConfigError(f"durable={spec.durable!r}: expected a name of its own; another handler has it")
         if spec.durable in self.projections:

@@ -30,6 +30,7 @@ from jetspark.errors import InvalidHeader, PayloadTooLarge, ProtocolError, Serve
 
 __all__ = [
     "CLOSED_TTL_S",
+    "SPARK_ROWS",
     "DeadLetterRef",
     "DeadLetterStatus",
     "FailureCause",
@@ -47,6 +48,9 @@ DeadLetterStatus: TypeAlias = Literal["open", "behind", "closed"]
 # A redelivery that finds its dead letter closed is acknowledged without being run; nothing is redelivered after a day.
 CLOSED_TTL_S = 86400.0
 
+SPARK_ROWS = "spark"
+"""The handler name in dead letters of rows that Spark was to write as events, and that their contract does not allow.
+No handler receives a redrive of them."""
 PREFIX = "Jetspark-Dlq-"
 ORIGIN = "Jetspark-Origin-"
 """Before the name of an event's header that means something to the server, or to readers of dead letters."""

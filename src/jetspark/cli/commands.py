@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from jetspark.cli.archive import archive
 from jetspark.cli.bench import bench
 from jetspark.cli.demo import demo
 from jetspark.cli.dlq import dlq
@@ -50,6 +51,7 @@ def jetspark(
 
 for command in (apply, bench, check, demo, plan, server, rebuild, reconcile, replay, replays, run, verify, what_if):
     app.command(command.__name__.replace("_", "-"))(with_groups(command))
+app.add_typer(archive)
 app.add_typer(dlq)
 app.add_typer(retry)
 app.add_typer(workflow)

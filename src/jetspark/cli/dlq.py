@@ -34,7 +34,8 @@ class DeadLetterChoice:
         typer.Option(
             "--where",
             metavar="FIELD=VALUE",
-            help="Only dead letters with this error, key, fingerprint, sequence, subject or status; may be repeated.",
+            help="Only dead letters with this error, key, fingerprint, number (such as 3,7-12), sequence, subject or "
+            "status; may be repeated.",
         ),
     ] = None
 

@@ -14,11 +14,11 @@ __all__ = ["run"]
 def run() -> None:
     """Run a command. A JetSparkError is one line on stderr and exit code 1, not a traceback.
 
-    Ctrl-C ends any command with the exit code that shells give an interrupted program. ``jetspark run`` exits with 0
-    after SIGTERM, also during its imports.
+    Ctrl-C ends any command with the exit code that shells give an interrupted program. ``jetspark run`` and
+    ``jetspark archive run`` exit with 0 after SIGTERM, also during their imports.
     """
     try:
-        if sys.argv[1:2] == ["run"]:
+        if sys.argv[1:2] == ["run"] or sys.argv[1:3] == ["archive", "run"]:
             signal.signal(signal.SIGTERM, end_at_once)
         try:
             import typer

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from deltalake import CommitProperties, DeltaTable
     from deltalake.transaction import AddAction, RemoveAction
 
-__all__ = ["FOLDER", "DeltaLog"]
+__all__ = ["FOLDER", "DeltaLog", "delta_error"]
 
 T = TypeVar("T")
 
@@ -180,9 +180,7 @@ class DeltaLog:
             return read()
         except Exception as error:
             # The library's own error may show a signed address.
-            if _is_of_store(error):
-                raise self._problem(error) from None
-            raise ArchiveDamaged(self._store.uri, f"delta-rs cannot read it: {_first_line(error)}") from None
+            raise delta_error(self._store, error) from None
 
     def _problem(self, error: Exception) -> JetSparkError:
         """The error of a commit that is not in the log."""
@@ -210,6 +208,13 @@ class DeltaLog:
             raise ArchiveDamaged(self._store.uri, reason) from error
         position = ArchivePosition(identity=identity, first=first, next=last + 1, epoch=epoch)
         return checked_snapshot(self._store.uri, position, files, table.version())
+
+
+def delta_error(store: FileStore, error: Exception) -> JetSparkError:
+    """An error of delta-rs as ours, without secrets."""
+    if _is_of_store(error):
+        return store_error(store.uri, error, store.storage_options)
+    return ArchiveDamaged(store.uri, f"delta-rs cannot use it: {_first_line(error)}")
 
 
 def _is_of_store(error: Exception) -> bool:

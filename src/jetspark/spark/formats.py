@@ -25,7 +25,7 @@ from jetspark.spark import schema as columns
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["JetStreamFormat", "KVFormat", "ProjectionFormat", "register"]
+__all__ = ["EventFormat", "JetStreamFormat", "KVFormat", "ProjectionFormat", "register"]
 
 
 class JetStreamFormat(DataSource):
@@ -90,6 +90,39 @@ class KVFormat(DataSource):
         return writing.stream_writer(self.options, schema, overwrite)
 
 
+class EventFormat(DataSource):
+    """Events of an application as typed rows: reads and writes with ``format("jetstream_events")``."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "jetstream_events"
+
+    def schema(self) -> StructType:
+        from jetspark.spark.typed import event_source
+
+        return event_source.schema_of(self.options)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        from jetspark.spark.typed import event_source
+
+        return event_source.batch_reader(self.options, schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        from jetspark.spark.typed import event_source
+
+        return event_source.stream_reader(self.options, schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        from jetspark.spark.typed import event_sink
+
+        return event_sink.batch_writer(self.options, schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        from jetspark.spark.typed import event_sink
+
+        return event_sink.stream_writer(self.options, schema, overwrite)
+
+
 class ProjectionFormat(DataSource):
     """Reads an application's stream as rows for its projections, and writes those rows into their buckets.
 
@@ -130,7 +163,8 @@ _LOGGER = "org.apache.spark.sql.execution.datasources.DataSourceManager"
 
 
 def register(spark: SparkSession) -> None:
-    """Register the formats ``jetstream``, ``jetstream_kv`` and ``jetstream_projection`` in a session, also of Connect.
+    """Register the formats of this package in a session, also of Connect: ``jetstream``, ``jetstream_events``,
+    ``jetstream_kv`` and ``jetstream_projection``.
 
     May be called again, and must be in each thread that a program starts: Spark looks up formats in the session that is
     active in the thread. If the package is installed for Spark's Python, Spark also discovers the formats; but only
@@ -139,7 +173,7 @@ def register(spark: SparkSession) -> None:
     """
     _activate(spark)
     with _without_warnings(spark):
-        for kind in (JetStreamFormat, KVFormat, ProjectionFormat):
+        for kind in (JetStreamFormat, EventFormat, KVFormat, ProjectionFormat):
             spark.dataSource.register(kind)
 
 

@@ -27,7 +27,7 @@ from jetspark.state.scan import head_of
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
-__all__ = ["Lag", "failure_of", "lag", "plain_failures", "stop_between_batches"]
+__all__ = ["Lag", "failure_of", "lag", "plain_failures", "stop_between_batches", "streams_of"]
 
 POLL_S = 0.1
 
@@ -108,6 +108,12 @@ def lag(query: StreamingQuery | Mapping[str, Any], js: JetStream) -> dict[str, L
     if not positions:
         raise ConfigError("lag: no JetStream source of the query has finished a batch yet; call lag() again later")
     return {name: _lag(js, name, *found) for name, found in positions.items()}
+
+
+def streams_of(source: Mapping[str, Any]) -> list[str]:
+    """The streams of one source in a progress report; none of a source that is not ours."""
+    offset = _offset(source["endOffset"])
+    return [] if offset is None else list(offset.streams)
 
 
 def _offset(text: Any) -> Offset | None:

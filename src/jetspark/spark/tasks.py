@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import ParamSpec, TypeVar
+from typing import NamedTuple, ParamSpec, TypeVar
 
 from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
@@ -19,12 +19,34 @@ from pyspark.sql.datasource import WriterCommitMessage
 from jetspark.errors import Conflict, JetSparkError
 from jetspark.spark.connections import will_pass
 
-__all__ = ["BATCH_ID", "QUERY_ID", "RUN_ID", "TaskFailed", "batch_name", "is_final", "raise_failure", "shortly"]
+__all__ = [
+    "BATCH_ID",
+    "QUERY_ID",
+    "RUN_ID",
+    "TaskFailed",
+    "TaskId",
+    "batch_name",
+    "is_final",
+    "raise_failure",
+    "shortly",
+]
 
 # Local properties that Spark does not document; tests of streaming queries check that they exist.
 QUERY_ID, BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
 # The run of a query, which changes at each start; a program may have replaced it by its own job group.
 RUN_ID = "spark.jobGroup.id"
+
+
+class TaskId(NamedTuple):
+    """Which rows a task writes: the same in every attempt."""
+
+    query: str
+    """The query's id, or that of a batch write; within ``foreachBatch`` both."""
+    batch: int
+    partition: int
+
+    def id_prefix(self) -> str:
+        return f"{self.query}:{self.batch}:{self.partition}:"
 
 
 def batch_name() -> str | None:

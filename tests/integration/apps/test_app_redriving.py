@@ -23,6 +23,7 @@ from jetspark.aio.jetstream import JetStream
 from jetspark.aio.stream import Stream
 from jetspark.app import App, Context, Event, Reject, Retry, RetryIn
 from jetspark.app.dead_letters import redriving
+from jetspark.app.dead_letters.listing import number_list
 from jetspark.app.dead_letters.redriving import (
     DeadLetterFilter,
     RedriveProgress,
@@ -87,6 +88,26 @@ def test_conditions_name_the_fields_there_are() -> None:
     for wrong in ("abc", "-1", "1.5", "", "²"):
         with pytest.raises(ConfigError, match=f"'sequence={wrong}': expected a whole number"):
             DeadLetterFilter.parse(None, [f"sequence={wrong}"])
+
+
+def test_numbers_of_dead_letters_are_one_condition_of_any_length() -> None:
+    assert number_list([]) == ""
+    assert number_list([7, 3, 8, 9, 12, 12]) == "3,7-9,12"
+    with pytest.raises(ConfigError, match="number=3-': expected numbers of dead letters, such as number=7 or"):
+        DeadLetterFilter.parse(None, ["number=3-"])
+    chosen = DeadLetterFilter.parse(None, ["number=3,7-9,8", "key=a"])
+    assert DeadLetterFilter.of(None, {"number": 3}).where == (("number", "3"),)
+
+    def letter(number: int, key: str) -> StoredDeadLetter:
+        origin = Origin("NOTES", number, 0)
+        event = StoredEvent(
+            handler="n", key=key, origin=origin, subject="s", data=b"", headers=Headers(), attempts=1, status="open"
+        )
+        return StoredDeadLetter(event, "dlq", number)
+
+    assert [number for number in range(12) if chosen.accepts(letter(number, "a"))] == [3, 7, 8, 9]
+    assert not chosen.accepts(letter(3, "b"))
+    assert not chosen.accepts_key("a")  # of a key without dead letters none is chosen
 
 
 async def test_a_letter_by_a_number_that_is_none_is_told(js: JetStream) -> None:

@@ -56,11 +56,13 @@ __all__ = [
     "derived_id",
     "encode",
     "event_id",
+    "read_any_envelope",
     "read_data",
     "read_envelope",
     "read_event",
     "read_key",
     "whole_reader",
+    "write_data",
     "write_event",
 ]
 
@@ -230,16 +232,34 @@ def write_event(
     Raises:
         InvalidEvent: A field has a value its contract does not allow.
     """
-    data = msgspec.Raw(contract.encode(event))
+    return write_data(contract, event, contract.encode(event), id, source, time, correlation_id, causation_id)
+
+
+def write_data(
+    contract: Contract,
+    event: object,
+    data: bytes,
+    id: str,
+    source: str,
+    time: datetime.datetime,
+    correlation_id: str | None,
+    causation_id: str | None,
+) -> tuple[str, bytes]:
+    """As :func:`write_event`, with data that the contract has encoded: for those whose ids depend on the data.
+
+    Raises:
+        InvalidEvent: The key or the subject cannot be one.
+    """
     try:
         key = contract.key_of(event) or msgspec.UNSET  # CloudEvents has no empty ones
         if key is not msgspec.UNSET and (fault := key_fault(key)) is not None:
             raise ConfigError(fault)
         subject = contract.subject.format(event)
-        version = contract.version
-        cause = causation_id or msgspec.UNSET
+        raw, cause = msgspec.Raw(data), causation_id or msgspec.UNSET
         return subject, _encode(
-            _Written("1.0", id, source, contract.type, time, key, JSON, version, correlation_id or id, cause, data)
+            _Written(
+                "1.0", id, source, contract.type, time, key, JSON, contract.version, correlation_id or id, cause, raw
+            )
         )
     except (ConfigError, ValueError) as error:
         raise InvalidEvent(contract.type, contract.version, "", str(error)) from error
@@ -363,6 +383,21 @@ def read_envelope(data: bytes) -> Envelope:
         msgspec.DecodeError, ValueError, RecursionError: The message has another form.
     """
     return _decode(data)
+
+
+def read_any_envelope(subject: str, data: bytes, headers: RawHeaders) -> Envelope:
+    """The envelope of a message in any form that :func:`read_event` reads, whatever is wrong with its data.
+
+    Raises:
+        NotJson, NotAnEnvelope: The message is not an event.
+    """
+    try:
+        envelope = _decode(data)
+        if envelope.data:
+            return envelope
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        pass
+    return read_other_form(subject, data, headers, Envelope)
 
 
 def read_key(data: bytes, headers: RawHeaders) -> str | None:

@@ -59,6 +59,8 @@ class RetryConditions(TypedDict, total=False):
 class Conditions(RetryConditions, total=False):
     """Which dead letters: all that have every value given; None is any value."""
 
+    number: int | str | None
+    """One number, or several as ``"3,7-12"``."""
     status: Literal["open", "behind"] | None
 
 
@@ -114,8 +116,9 @@ class AppDeadLetter:
 class AppDeadLetters:
     """The dead letters of an application: ``client.dead_letters``.
 
-    Methods take the same conditions as keywords: ``handler``, ``error``, ``fingerprint``, ``key``, ``sequence``,
-    ``status`` and ``subject``. The server filters by handler, key and sequence, so these read nothing else.
+    Methods take the same conditions as keywords: ``handler``, ``error``, ``fingerprint``, ``key``, ``number``,
+    ``sequence``, ``status`` and ``subject``. The server filters by handler, key and sequence, so these read nothing
+    else.
     """
 
     def __init__(self, app: AppSpec, js: JetStream) -> None:

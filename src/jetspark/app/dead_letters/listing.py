@@ -6,9 +6,12 @@ headers only.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+import re
+from bisect import bisect_right
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, cast
 
 from jetspark.app.handlers.dead_letter_box import DeadLetterBox, StoredDeadLetter
@@ -28,6 +31,7 @@ __all__ = [
     "DeadLetterFilter",
     "check_handler",
     "each_dead_letter",
+    "number_list",
     "open_parked_records",
     "read_dead_letter",
     "read_dead_letters",
@@ -35,7 +39,9 @@ __all__ = [
 ]
 
 _STATUSES = ("open", "behind")
-FIELDS = ("error", "fingerprint", "key", "sequence", "status", "subject")
+FIELDS = ("error", "fingerprint", "key", "number", "sequence", "status", "subject")
+
+_is_number_list = re.compile(r"[0-9]{1,20}(-[0-9]{1,20})?(,[0-9]{1,20}(-[0-9]{1,20})?)*").fullmatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +82,7 @@ class DeadLetterFilter:
                 raise ConfigError(f"{name}={value!r}: expected one of {', '.join(('handler', *fields))}")
             if value is None:
                 continue
-            if name == "sequence" and type(value) is int:
+            if name in ("number", "sequence") and type(value) is int:
                 value = str(value)
             if not isinstance(value, str):
                 raise unfit(name, value, "a text, or None for any")
@@ -98,7 +104,8 @@ class DeadLetterFilter:
         return DeadLetterFilter(handler=self.handler, where=tuple(pair for pair in self.where if pair[0] == "key"))
 
     def accepts(self, stored: StoredDeadLetter) -> bool:
-        return self.accepts_event(stored.letter)
+        numbers = [value for name, value in self.where if name == "number"]
+        return all(_has(value, stored.revision) for value in numbers) and self.accepts_event(stored.letter)
 
     def accepts_event(self, letter: StoredEvent) -> bool:
         if not self.where:
@@ -113,7 +120,7 @@ class DeadLetterFilter:
             "subject": (letter.subject,),
         }
         return (self.handler is None or letter.handler == self.handler) and all(
-            value in values[name] for name, value in self.where
+            value in values[name] for name, value in self.where if name in values
         )
 
     def accepts_key(self, key: str) -> bool:
@@ -126,6 +133,35 @@ def _check_value(what: str, name: str, value: str) -> None:
         raise ConfigError(f"{what}: expected {' or '.join(f'status={each}' for each in _STATUSES)}")
     if name == "sequence" and not (value.isascii() and value.isdigit()):
         raise ConfigError(f"{what}: expected a whole number, the place of the event in its stream")
+    if name == "number" and not _is_number_list(value):
+        raise ConfigError(f"{what}: expected numbers of dead letters, such as number=7 or number=3,7-12")
+
+
+def number_list(numbers: Iterable[int]) -> str:
+    """Numbers of dead letters as a condition has them: sorted, and as ranges where they follow one another."""
+    parts: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if parts and number == parts[-1][1] + 1:
+            parts[-1][1] = number
+        else:
+            parts.append([number, number])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in parts)
+
+
+def _has(numbers: str, number: int) -> bool:
+    firsts, lasts = _ranges(numbers)
+    place = bisect_right(firsts, number) - 1
+    return place >= 0 and number <= lasts[place]
+
+
+@lru_cache(maxsize=4)
+def _ranges(numbers: str) -> tuple[list[int], list[int]]:
+    """First and last numbers of the ranges in a condition, in order; where ranges overlap, the last number so far."""
+    pairs = sorted((int(part.partition("-")[0]), int(part.rpartition("-")[2])) for part in numbers.split(","))
+    lasts: list[int] = []
+    for _, last in pairs:
+        lasts.append(max(last, lasts[-1]) if lasts else last)
+    return [first for first, _ in pairs], lasts
 
 
 async def each_dead_letter(

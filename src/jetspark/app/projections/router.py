@@ -38,6 +38,7 @@ __all__ = [
     "RefusedEvent",
     "Router",
     "Routes",
+    "filters_of",
     "raw_data",
     "recorded",
     "recorded_delivery",
@@ -318,12 +319,12 @@ class Router:
     @property
     def filters(self) -> list[str]:
         """The subjects of all events, without subjects within another one: the server refuses overlapping filters."""
-        return _filters_of(self._kinds)
+        return filters_of(self._kinds)
 
     @property
     def reading(self) -> list[str]:
         """The filters to request from the server; an empty list is the whole stream. The decoder skips the rest."""
-        return reading_filters(_filters_of(self._read_kinds), may_read_all=self._may_read_all)
+        return reading_filters(filters_of(self._read_kinds), may_read_all=self._may_read_all)
 
     def decode(
         self,
@@ -399,6 +400,7 @@ class Router:
         return [(batch.recorded(index), failures[index]) for index in sorted(failures)]
 
 
-def _filters_of(kinds: Iterable[type[object]]) -> list[str]:
+def filters_of(kinds: Iterable[type[object]]) -> list[str]:
+    """The subjects of some types of events, without subjects within another one, which the server refuses."""
     filters = list(dict.fromkeys(contract_of(kind).subject.filter for kind in kinds))
     return [each for each in filters if not any(each != other and is_subset(each, other) for other in filters)]

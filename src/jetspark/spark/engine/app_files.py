@@ -133,7 +133,10 @@ def locate_app(app: App | str) -> AppLocation:
     if not isinstance(app, App):
         raise ConfigError(f"app={app!r}: expected an App, or its name 'package.module:name'")
     likely = [spec.kind.__module__ for spec in app.projections.values()]
-    for module_name in dict.fromkeys([*likely, *sys.modules]):
+    likely += [contract.kind.__module__ for contract in app.catalogue]
+    # The running program last: a module that it has the application from can be imported without running it again.
+    others = sorted(sys.modules, key=lambda name: name == "__main__")
+    for module_name in dict.fromkeys([*likely, *others]):
         module = sys.modules.get(module_name)
         for attribute, value in list(vars(module).items()) if module is not None else ():
             if value is app:

@@ -1,4 +1,4 @@
-"""Dead letters of messages that projections cannot read, as a procedure for both drivers."""
+"""Dead letters of messages that projections cannot read, and of rows that cannot be written, as a procedure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jetspark.publish.steps import Connect, Procedure, PublishEach
 from jetspark.spark.engine.rows import Unreadable
 from jetspark.state.patience import Persistence
 
-__all__ = ["letter_of", "write_letters"]
+__all__ = ["letter_of", "store_letters", "write_letters"]
 
 # Dead letters sent at a time.
 BATCH_LETTERS = 500
@@ -37,30 +37,42 @@ def letter_of(stream: str, message: Unreadable, *, failed: str = "") -> StoredEv
 
 
 def write_letters(app: str, stream: str, messages: Sequence[Unreadable], *, patience_s: float) -> Procedure[int]:
+    """Store dead letters of messages; see :func:`store_letters`. What is too large stays in its stream."""
+    failed = utc_now().isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    letters = [letter_of(stream, message, failed=failed) for message in messages]
+    return store_letters(app, letters, patience_s=patience_s)
+
+
+def store_letters(
+    app: str, letters: Sequence[StoredEvent], *, patience_s: float, has_bodies_elsewhere: bool = True
+) -> Procedure[int]:
     """Store dead letters that do not exist yet; returns their number.
 
-    Each message has a subject for its dead letter, which is written only while it is empty. So repeating the call, in
-    any engine, stores nothing twice.
+    Each dead letter has a subject of its own, which is written only while it is empty. So repeating the call, in any
+    engine, stores nothing twice.
+
+    Args:
+        has_bodies_elsewhere: A body that is too large for a dead letter may be omitted, because a stream has it.
 
     Raises:
         JetSparkError: The server refuses a dead letter, or there was no progress for ``patience_s`` seconds.
     """
-    failed = utc_now().isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    letters = [letter_of(stream, message, failed=failed) for message in messages]
     written = 0
     for start in range(0, len(letters), BATCH_LETTERS):
         persistence = Persistence(patience_s)
         yield from persistence.progress()
-        left = letters[start : start + BATCH_LETTERS]
+        left = list(letters[start : start + BATCH_LETTERS])
         while left:
-            stored, left, reason = yield from _send(app, left)
+            stored, left, reason = yield from _send(app, left, has_bodies_elsewhere)
             written += stored
             if left and reason is not None:
                 yield from persistence.pause(reason)
     return written
 
 
-def _send(app: str, letters: list[StoredEvent]) -> Procedure[tuple[int, list[StoredEvent], Exception | None]]:
+def _send(
+    app: str, letters: list[StoredEvent], may_shorten: bool
+) -> Procedure[tuple[int, list[StoredEvent], Exception | None]]:
     """Number of stored dead letters, those to send again, and the error that caused it."""
     try:
         yield Connect()
@@ -68,7 +80,7 @@ def _send(app: str, letters: list[StoredEvent]) -> Procedure[tuple[int, list[Sto
     except PayloadTooLarge:
         # The largest is the cause: a message with the headers of a dead letter may exceed the server's limit.
         largest = max(letters, key=lambda letter: len(letter.data))
-        if largest.is_body_omitted:
+        if largest.is_body_omitted or not may_shorten:
             raise
         short = largest.shortened()
         return 0, [short if letter is largest else letter for letter in letters], None
@@ -84,7 +96,7 @@ def _send(app: str, letters: list[StoredEvent]) -> Procedure[tuple[int, list[Sto
             stored += 1
         elif isinstance(found, WrongLastSequence):
             continue  # stored before, by this or another engine
-        elif is_too_large(found) and not letter.is_body_omitted:
+        elif is_too_large(found) and may_shorten and not letter.is_body_omitted:
             left.append(letter.shortened())
         elif isinstance(found, JetSparkError) and found.may_pass:
             left.append(letter)

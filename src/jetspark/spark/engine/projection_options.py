@@ -14,6 +14,7 @@ from jetspark.spark.stream.source_options import SourceOptions
 
 __all__ = [
     "FORMAT",
+    "ConnectingKeywords",
     "ProjectionKeywords",
     "ProjectionOptions",
     "ReadingKeywords",
@@ -27,11 +28,8 @@ FORMAT = "jetstream_projection"
 PATIENCE_S = 60.0
 
 
-class ReadingKeywords(TypedDict, total=False):
-    """Connection and reading options of the format ``jetstream`` as keywords, for type checkers.
-
-    The stream and the range to read are separate arguments.
-    """
+class ConnectingKeywords(TypedDict, total=False):
+    """Connection options of every format as keywords, for type checkers; servers are a separate argument."""
 
     user: str
     password: str
@@ -48,6 +46,14 @@ class ReadingKeywords(TypedDict, total=False):
     domain: str
     prefix: str
     requestTimeoutMs: int | str
+
+
+class ReadingKeywords(ConnectingKeywords, total=False):
+    """Connection and reading options of the format ``jetstream`` as keywords, for type checkers.
+
+    The stream and the range to read are separate arguments.
+    """
+
     maxOffsetsPerTrigger: int | str
     maxBytesPerTrigger: int | str
     minPartitions: int | str

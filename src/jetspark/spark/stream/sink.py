@@ -45,10 +45,10 @@ from jetspark.spark.connections import client_for, jetstream_for, patiently
 from jetspark.spark.options import Connecting, boolean, choice, count, milliseconds, option, read_options, size, text
 from jetspark.spark.stream.ledger import Committed, Ledger, Opening, stored_ids, time_of
 from jetspark.spark.stream.publishing import AsyncPublishing, AtomicPublishing, FastPublishing, Pace, Publisher
-from jetspark.spark.stream.writing import Destination, Encoder, Layout, Rows, added_up, null_value
-from jetspark.spark.tasks import BATCH_ID, QUERY_ID, RUN_ID, TaskFailed, is_final, raise_failure
+from jetspark.spark.stream.writing import Destination, Layout, RowEncoder, RowLayout, Rows, added_up
+from jetspark.spark.tasks import BATCH_ID, QUERY_ID, RUN_ID, TaskFailed, TaskId, is_final, raise_failure
 
-__all__ = ["SinkOptions", "batch_writer", "stream_writer"]
+__all__ = ["BatchWriter", "SinkOptions", "StreamWriter", "Target", "WritingOptions", "batch_writer", "stream_writer"]
 
 T = TypeVar("T")
 
@@ -65,10 +65,9 @@ _is_run_id = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}").fullmatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SinkOptions(Connecting):
-    """The options of ``write`` and ``writeStream``."""
+class WritingOptions(Connecting):
+    """The options of every write to a stream, of messages or of events."""
 
-    subject: str | None = option(text, "where all rows go; wins over a column `subject`")
     stream: str | None = option(
         text, "the stream that has to store the rows; by default the one that stores the subject"
     )
@@ -78,7 +77,6 @@ class SinkOptions(Connecting):
         "all, the stream needs `allow_atomic`; `async`: any stream",
         default="fast",
     )
-    msg_id_column: str | None = option(text, "column with message ids; by default `msg_id`, if there is one")
     write_id: str | None = option(
         text,
         "name of a batch write: with the same name, the same rows are not stored twice, and others are refused "
@@ -126,13 +124,30 @@ class SinkOptions(Connecting):
     def keeps_ledger(self) -> bool:
         return self.ledger and self.exactly_once
 
+    @property
     def target_name(self) -> str:
         """A short name for where the rows go, to tell the writes of a batch apart."""
-        return hashlib.sha256(f"{self.stream}\n{self.subject}".encode()).hexdigest()[:12]
+        return hashlib.sha256(self.target.encode()).hexdigest()[:12]
+
+    @property
+    def target(self) -> str:
+        raise NotImplementedError
 
     def connecting(self) -> Connecting:
         """The part that says how to connect, by which connections are kept."""
         return Connecting(**{entry.name: getattr(self, entry.name) for entry in fields(Connecting)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SinkOptions(WritingOptions):
+    """The options of ``write`` and ``writeStream``."""
+
+    subject: str | None = option(text, "where all rows go; wins over a column `subject`")
+    msg_id_column: str | None = option(text, "column with message ids; by default `msg_id`, if there is one")
+
+    @property
+    def target(self) -> str:
+        return f"{self.stream}\n{self.subject}"
 
 
 def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> DataSourceWriter:
@@ -165,18 +180,6 @@ def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: boo
     if read.write_id is not None:
         raise ConfigError("jetstream: writeId is for df.write: a streaming query is known by its checkpoint")
     return StreamWriter(read, Layout.of(schema, subject=read.subject, msg_id_column=read.msg_id_column))
-
-
-class TaskId(NamedTuple):
-    """Which rows a task writes: the same in every attempt."""
-
-    query: str
-    """The query's id, or that of a batch write; within ``foreachBatch`` both."""
-    batch: int
-    partition: int
-
-    def id_prefix(self) -> str:
-        return f"{self.query}:{self.batch}:{self.partition}:"
 
 
 class Unnamed(NamedTuple):
@@ -222,12 +225,14 @@ class PartWritten(WriterCommitMessage):
     """Run of the query, for a write within ``foreachBatch``."""
     digest: int = 0
     """Digest of the rows of a named write."""
+    refused: int = 0
+    """Rows that became dead letters, besides ``rows``."""
 
 
 class BatchWriter(DataSourceArrowWriter):
     """One ``df.write``. Spark pickles it: plain data only."""
 
-    def __init__(self, options: SinkOptions, layout: Layout) -> None:
+    def __init__(self, options: WritingOptions, layout: RowLayout) -> None:
         self._options, self._layout = options, layout
         self._write = uuid.uuid4().hex
         self._job = options.write_id or self._write
@@ -247,7 +252,7 @@ class BatchWriter(DataSourceArrowWriter):
             task_id = TaskId(f"{query}-{options.write_id}", int(batch), partition)
             return Task(options, self._layout, task_id, run=run if _is_run_id(run) else "")
         if options.keeps_ledger and _is_run_id(run):
-            task_id = TaskId(f"{query}-{options.target_name()}", int(batch), partition)
+            task_id = TaskId(f"{query}-{options.target_name}", int(batch), partition)
             return Task(options, self._layout, task_id, Unnamed(run, self._write))
         # Two writes to the same target look like one repeated write. Duplicates are preferred to lost rows.
         task = Task(options, self._layout, TaskId(self._write, 0, partition))
@@ -288,7 +293,7 @@ class BatchWriter(DataSourceArrowWriter):
 class StreamWriter(DataSourceStreamArrowWriter):
     """Writes the micro-batches of a query. Spark creates it for each batch and for its commit: plain data only."""
 
-    def __init__(self, options: SinkOptions, layout: Layout) -> None:
+    def __init__(self, options: WritingOptions, layout: RowLayout) -> None:
         self._options, self._layout = options, layout
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
@@ -340,9 +345,13 @@ def _written(messages: list[WriterCommitMessage | None]) -> list[PartWritten]:
     return [message for message in messages if isinstance(message, PartWritten)]
 
 
-def _commit(options: SinkOptions, written: list[PartWritten]) -> None:
+def _commit(options: WritingOptions, written: list[PartWritten]) -> None:
     """All rows of a batch are stored: note it, if there are any."""
     filled = [each for each in written if each.rows]
+    if refused := sum(each.refused for each in written):
+        _logger.warning(
+            "batch %d of %s: %d rows are not valid events; dead letters written", *written[0].task_id[1::-1], refused
+        )
     if not filled or not options.keeps_ledger:
         return
     task_id, rows, unnamed = filled[0].task_id, sum(each.rows for each in filled), filled[0].unnamed
@@ -379,7 +388,7 @@ def _commit(options: SinkOptions, written: list[PartWritten]) -> None:
     patiently(options.connecting(), save, patience_s=options.patience_s)
 
 
-def _other_rows(options: SinkOptions, task_id: TaskId, known: Committed) -> UsageError:
+def _other_rows(options: WritingOptions, task_id: TaskId, known: Committed) -> UsageError:
     """A write whose name has written other rows: not a repetition, so leaving them out would lose them."""
     return UsageError(
         f"jetstream: writeId={options.write_id!r} has written {known.rows} other rows to stream "
@@ -395,11 +404,6 @@ class Target:
     def __init__(self, info: StreamInfo) -> None:
         self.info, self.name = info, info.config.name
         self._filters = tuple(info.config.subjects or ())
-
-    @property
-    def identity(self) -> tuple[str, str]:
-        """Its name, and when it was made."""
-        return self.name, time_of(self.info.created)
 
     @property
     def window_s(self) -> float:
@@ -418,13 +422,13 @@ class Target:
         return self.keeps_everything and self.info.state.first_sequence <= sequence + 1
 
     @classmethod
-    def find(cls, js: JetStream, options: SinkOptions, layout: Layout, subject: str) -> Target:
+    def find(cls, js: JetStream, options: WritingOptions, layout: RowLayout, subject: str) -> Target:
         """Where ``subject`` is stored.
 
         Raises:
             ConfigError: Nowhere, or by a stream that cannot do what the mode needs; it says how to change that.
         """
-        name = options.stream or next(js.stream_names(subject), None)
+        name = options.stream or layout.stream or next(js.stream_names(subject), None)
         if name is None:
             need = _NEEDS[options.publish_mode]
             raise ConfigError(
@@ -441,7 +445,17 @@ class Target:
         target._check(options, layout)
         return target
 
-    def _check(self, options: SinkOptions, layout: Layout) -> None:
+    def destination(self, max_bytes: int, *, is_expected: bool) -> Destination:
+        """Where messages go; ``max_bytes`` is what the server takes in one of them."""
+        return Destination(
+            stream=self.name,
+            is_stored=self.stores,
+            max_bytes=max_bytes,
+            max_stream_bytes=self.info.config.max_message_bytes,
+            is_expected=is_expected,
+        )
+
+    def _check(self, options: WritingOptions, layout: RowLayout) -> None:
         config, need = self.info.config, _NEEDS[options.publish_mode]
         if need and not getattr(config, need):
             raise ConfigError(
@@ -470,8 +484,8 @@ class Task:
 
     def __init__(
         self,
-        options: SinkOptions,
-        layout: Layout,
+        options: WritingOptions,
+        layout: RowLayout,
         task_id: TaskId,
         unnamed: Unnamed | None = None,
         *,
@@ -489,7 +503,11 @@ class Task:
         first = next(filled, None)
         if first is None:
             return PartWritten(self.task_id, 0)
-        target = self.patiently(lambda js: Target.find(js, self.options, self.layout, self._some_subject(first)))
+        target = self.patiently(
+            lambda js: Target.find(
+                js, self.options, self.layout, self.layout.some_subject(first, self.task_id.partition)
+            )
+        )
         # Half of the window to stop in time, the other half for messages on their way to arrive.
         self.patience_s = min(self.patience_s, max(target.window_s / 2, 0.1))
         encoder = self._encoder(target)
@@ -505,30 +523,37 @@ class Task:
         # All is sent over one connection. If that is closed the task fails, and Spark's next attempt has another.
         js = self.patiently(lambda js: js)
         self.is_sending = True
+        pieces = encoder.encode_all(chain([first], filled))
         with self._publisher(js, earlier, pace) as publisher:
-            for batch in chain([first], filled):
-                missing = earlier.missing(encoder.encode(batch))
+            for rows in pieces:
+                missing = earlier.missing(rows)
                 sent += len(missing)
                 if len(missing):
                     publisher.send(missing)
-        replicas = target.info.config.replicas
+        written = self._written(target, encoder)
+        return replace(written, sent=sent, replicas=target.info.config.replicas, refused=encoder.refused)
+
+    def _written(self, target: Target, encoder: RowEncoder) -> PartWritten:
         return PartWritten(
-            self.task_id, encoder.rows, sent, replicas, False, self.unnamed, *target.identity, self._run, encoder.digest
+            self.task_id,
+            encoder.rows,
+            unnamed=self.unnamed,
+            stream=target.name,
+            created=time_of(target.info.created),
+            run=self._run,
+            digest=encoder.digest,
         )
 
-    def _skipped(self, target: Target, encoder: Encoder, batches: Iterator[pa.RecordBatch]) -> PartWritten:
+    def _skipped(self, target: Target, encoder: RowEncoder, batches: Iterator[pa.RecordBatch]) -> PartWritten:
         """The batch is written: nothing is sent. Whether a name was used for other rows is compared in ``commit``."""
-        rows = 0
-        for batch in batches:
-            rows += batch.num_rows
-            if self.options.write_id is not None:
-                encoder.encode(batch)
-        return PartWritten(self.task_id, rows, 0, None, True, self.unnamed, *target.identity, self._run, encoder.digest)
+        has_name = self.options.write_id is not None
+        rows = sum(map(len, encoder.encode_all(batches) if has_name else batches))
+        return replace(self._written(target, encoder), rows=rows, is_committed_already=True)
 
     def _publisher(self, js: JetStream, earlier: Earlier, pace: Pace) -> Publisher:
         match self.options.publish_mode:
             case "fast":
-                has_ids = self.options.exactly_once or self.layout.msg_id is not None
+                has_ids = self.options.exactly_once or self.layout.has_own_ids
                 return FastPublishing(js, pace, has_ids=has_ids)
             case "async":
                 return AsyncPublishing(js, pace)
@@ -539,29 +564,16 @@ class Task:
                     partition=self.task_id.partition,
                     limit=self.options.max_atomic_messages,
                     find_stored=earlier.find,
-                    are_ids_ours=self.layout.msg_id is None,
+                    are_ids_ours=not self.layout.has_own_ids,
                 )
 
-    def _some_subject(self, batch: pa.RecordBatch) -> str:
-        if self.layout.subject is not None:
-            return self.layout.subject
-        subject = batch.column("subject")[0].as_py()
-        if subject is None:
-            raise ConfigError(f"row 0 of partition {self.task_id.partition}: {null_value('subject')}")
-        return str(subject)
-
-    def _encoder(self, target: Target) -> Encoder:
-        return Encoder(
-            self.layout,
-            Destination(
-                stream=target.name,
-                is_stored=target.stores,
-                max_bytes=client_for(self.options.connecting()).server_info.max_payload_bytes,
-                max_stream_bytes=target.info.config.max_message_bytes,
-                is_expected=self.options.stream is not None,
-            ),
-            partition=self.task_id.partition,
-            id_prefix=self.task_id.id_prefix() if self.options.exactly_once else None,
+    def _encoder(self, target: Target) -> RowEncoder:
+        max_bytes = client_for(self.options.connecting()).server_info.max_payload_bytes
+        destination = target.destination(max_bytes, is_expected=self.options.stream is not None)
+        return self.layout.encoder(
+            destination,
+            self.task_id,
+            has_ids=self.options.exactly_once,
             with_digest=self.options.write_id is not None,
         )
 
@@ -685,7 +697,7 @@ class Earlier:
                 js,
                 info,
                 opening.after,
-                prefix="" if layout.msg_id else task_id.id_prefix(),
+                prefix="" if layout.has_own_ids else task_id.id_prefix(),
                 max_ids=MAX_RECOVERED_IDS,
             )
         )

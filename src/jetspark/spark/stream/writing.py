@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import repeat
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 from zlib import crc32
 
 import pyarrow as pa
@@ -42,8 +42,23 @@ from jetspark.core.headers import encode
 from jetspark.core.subjects import MAX_SUBJECT_BYTES, validate_subject
 from jetspark.errors import ConfigError, InvalidHeader, InvalidSubject
 from jetspark.publish.outgoing import Item
+from jetspark.spark.tasks import TaskId
 
-__all__ = ["Destination", "Encoder", "Layout", "Rows", "added_up", "null_value"]
+__all__ = [
+    "HEAD",
+    "MAX_HEADER_BYTES",
+    "Destination",
+    "Encoder",
+    "Layout",
+    "MessageLimits",
+    "RowEncoder",
+    "RowLayout",
+    "Rows",
+    "added_up",
+    "digest_of",
+    "id_fault",
+    "null_value",
+]
 
 COLUMNS = ("data", "subject", "headers", "msg_id", "ttl")
 # What the source adds to each message. A frame that was read may be written as it is; the copy has its own.
@@ -58,10 +73,63 @@ MAX_TTL_S = 9_223_372_036
 
 _INTEGERS = (ByteType, ShortType, IntegerType, LongType)
 _NUMBERS = (*_INTEGERS, FloatType, DoubleType, DecimalType)
-_HEAD = b"NATS/1.0\r\n"
+HEAD = b"NATS/1.0\r\n"
+"""The first line of a header block."""
+"""The first line of a header block."""
 
 # Digests of rows are added up, so they are as long as it takes to make no sum of other rows the same by chance.
 DIGEST_BYTES = 16
+
+
+class RowLayout(Protocol):
+    """How the rows of a frame become messages: plain data, which Spark pickles."""
+
+    @property
+    def stream(self) -> str | None:
+        """The stream that stores the rows, if that is known."""
+
+    @property
+    def has_own_ids(self) -> bool:
+        """Whether ids come from the rows, so that another partition or another program may use the same."""
+
+    @property
+    def has_ttl(self) -> bool: ...
+
+    def some_subject(self, batch: pa.RecordBatch, partition: int) -> str:
+        """The subject of one of the rows."""
+
+    def encoder(
+        self, destination: Destination, task_id: TaskId, *, has_ids: bool = True, with_digest: bool = False
+    ) -> RowEncoder:
+        """The encoder of a task.
+
+        Args:
+            has_ids: Give rows ids that are the same in each attempt.
+            with_digest: Compute a digest of the rows, which takes about three microseconds for each.
+        """
+
+
+class RowEncoder(Protocol):
+    """Makes messages of the rows of a task."""
+
+    @property
+    def rows(self) -> int:
+        """How many were encoded."""
+
+    @property
+    def digest(self) -> int:
+        """Sum of the digests of the rows: independent of their order, and sums of partitions can be added."""
+
+    @property
+    def refused(self) -> int:
+        """How many became dead letters."""
+
+    def encode_all(self, batches: Iterable[pa.RecordBatch]) -> Iterator[Rows]:
+        """The messages of all rows, in order.
+
+        Raises:
+            ConfigError: A row cannot be a message. It is raised here or while the result is iterated.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +142,25 @@ class Layout:
     """The column with the ids; None when they are made here."""
     has_headers: bool = False
     has_ttl: bool = False
+    stream: None = None
+
+    @property
+    def has_own_ids(self) -> bool:
+        return self.msg_id is not None
+
+    def some_subject(self, batch: pa.RecordBatch, partition: int) -> str:
+        if self.subject is not None:
+            return self.subject
+        subject = batch.column("subject")[0].as_py()
+        if subject is None:
+            raise ConfigError(f"row 0 of partition {partition}: {null_value('subject')}")
+        return str(subject)
+
+    def encoder(
+        self, destination: Destination, task_id: TaskId, *, has_ids: bool = True, with_digest: bool = False
+    ) -> Encoder:
+        prefix = task_id.id_prefix() if has_ids else None
+        return Encoder(self, destination, partition=task_id.partition, id_prefix=prefix, with_digest=with_digest)
 
     @classmethod
     def of(cls, schema: StructType, *, subject: str | None, msg_id_column: str | None) -> Layout:
@@ -198,6 +285,50 @@ class Destination:
     """Messages name the stream, so that the server refuses them if another one would store them."""
 
 
+class MessageLimits:
+    """The subjects and sizes that a destination accepts."""
+
+    def __init__(self, destination: Destination) -> None:
+        self._stream, self._is_stored = destination.stream, destination.is_stored
+        self.max_bytes, stream_limit = destination.max_bytes, destination.max_stream_bytes
+        """Largest message."""
+        self._whose = "the server takes (max_payload)"
+        if stream_limit is not None and 0 <= stream_limit < self.max_bytes:
+            self.max_bytes = stream_limit
+            self._whose = f"stream {self._stream!r} takes (max_message_bytes)"
+        self._known_subjects: set[str] = set()
+
+    def subject_faults(self, subjects: Iterable[str]) -> Iterator[tuple[str, str]]:
+        """Subjects that are refused, and why; a subject that was found good is not looked at again."""
+        for subject in set(subjects) - self._known_subjects:
+            try:
+                validate_subject(subject)
+            except InvalidSubject as error:
+                yield subject, str(error)
+                continue
+            if (size := len(subject.encode())) > MAX_SUBJECT_BYTES:
+                yield subject, f"a subject of {size} bytes, {subject[:40]!r}...: expected at most {MAX_SUBJECT_BYTES}"
+            elif not self._is_stored(subject):
+                yield (
+                    subject,
+                    f"stream {self._stream!r} does not store subject {subject!r}: add it to the stream's subjects, or "
+                    "write such rows with a query of their own",
+                )
+            else:
+                if len(self._known_subjects) >= MAX_KNOWN_SUBJECTS:
+                    self._known_subjects.clear()
+                self._known_subjects.add(subject)
+
+    def size_fault(self, data: bytes, block: bytes) -> str | None:
+        """Why a message is too large, if it is."""
+        if len(block) > MAX_HEADER_BYTES:
+            return f"headers of {len(block)} bytes: the server takes {MAX_HEADER_BYTES}"
+        if len(data) + len(block) > self.max_bytes:
+            sizes = f"data of {len(data)} bytes and headers of {len(block)}"
+            return f"{sizes} are more than the {self.max_bytes} bytes {self._whose}"
+        return None
+
+
 class Encoder:
     """The rows of one partition, in order, as messages."""
 
@@ -216,24 +347,20 @@ class Encoder:
             with_digest: Compute a digest of the rows, which takes about three microseconds for each.
         """
         self.rows = 0
-        """How many were encoded."""
         self.digest = 0
-        """Sum of the digests of the rows: independent of their order, and sums of partitions can be added."""
+        self.refused = 0
         self._with_digest = with_digest
         self._layout, self._partition = layout, partition
-        stream, self._is_stored, self._stream = destination.stream, destination.is_stored, destination.stream
-        self._max_bytes, stream_limit = destination.max_bytes, destination.max_stream_bytes
-        self._whose_bound = "the server takes (max_payload)"
-        if stream_limit is not None and 0 <= stream_limit < self._max_bytes:
-            self._max_bytes = stream_limit
-            self._whose_bound = f"stream {stream!r} takes (max_message_bytes)"
-        self._known_subjects: set[str] = set()
-        self._head = _HEAD + (f"Nats-Expected-Stream: {stream}\r\n".encode() if destination.is_expected else b"")
+        self._limits, stream = MessageLimits(destination), destination.stream
+        self._head = HEAD + (f"Nats-Expected-Stream: {stream}\r\n".encode() if destination.is_expected else b"")
         self._id_prefix = b"" if layout.msg_id else None if id_prefix is None else id_prefix.encode()
         self._subject_sum = 0
         if layout.subject is not None:
             self._check_subjects([layout.subject])
             self._subject_sum = crc32(layout.subject.encode())
+
+    def encode_all(self, batches: Iterable[pa.RecordBatch]) -> Iterator[Rows]:
+        return map(self.encode, batches)
 
     def encode(self, batch: pa.RecordBatch) -> Rows:
         """The messages of the next rows.
@@ -295,7 +422,7 @@ class Encoder:
                 return [b"%b%b\r\n\r\n" % (head, each) for each in ids]
             return [b"%b%b\r\n%b\r\n" % (head, each, extra) for each, extra in zip(ids, extras, strict=True)]
         if extras is None:
-            return None if head == _HEAD else [head + b"\r\n"] * count
+            return None if head == HEAD else [head + b"\r\n"] * count
         return [b"%b%b\r\n" % (head, extra) for extra in extras]
 
     def _values(self, batch: pa.RecordBatch, name: str, *, as_type: pa.DataType | None = None) -> list[Any]:
@@ -309,29 +436,14 @@ class Encoder:
         return values
 
     def _check_subjects(self, subjects: list[str]) -> None:
-        for subject in set(subjects) - self._known_subjects:
-            try:
-                validate_subject(subject)
-            except InvalidSubject as error:
-                self._refuse(subjects.index(subject), str(error))
-            if (size := len(subject.encode())) > MAX_SUBJECT_BYTES:
-                why = f"a subject of {size} bytes, {subject[:40]!r}...: expected at most {MAX_SUBJECT_BYTES}"
-                self._refuse(subjects.index(subject), why)
-            if not self._is_stored(subject):
-                self._refuse(
-                    subjects.index(subject),
-                    f"stream {self._stream!r} does not store subject {subject!r}: add it to the stream's subjects, or "
-                    "write such rows with a query of their own",
-                )
-            if len(self._known_subjects) >= MAX_KNOWN_SUBJECTS:
-                self._known_subjects.clear()
-            self._known_subjects.add(subject)
+        for subject, why in self._limits.subject_faults(subjects):
+            self._refuse(subjects.index(subject), why)
 
     def _own_ids(self, batch: pa.RecordBatch, name: str) -> list[bytes]:
         ids: list[str] = self._values(batch, name, as_type=pa.string())
         for row, each in enumerate(ids):
-            if not each or each[0] in " \t" or "\r" in each or "\n" in each:
-                self._refuse(row, f"{name} is {each!r}: expected a text of one line that does not begin with a blank")
+            if (why := id_fault(each)) is not None:
+                self._refuse(row, f"{name} is {each!r}: {why}")
         return [each.encode() for each in ids]
 
     def _ttl_lines(self, seconds: list[Any]) -> list[bytes]:
@@ -361,24 +473,18 @@ class Encoder:
                 lines.append(b"")
                 continue
             try:
-                lines.append(encode(named)[len(_HEAD) : -2])
+                lines.append(encode(named)[len(HEAD) : -2])
             except InvalidHeader as error:
                 self._refuse(row, str(error))
         return lines
 
     def _check_size(self, data: list[bytes], blocks: list[bytes] | None) -> None:
         largest = max(map(len, blocks)) if blocks else 0
-        if max(map(len, data)) + largest <= self._max_bytes and largest <= MAX_HEADER_BYTES:
+        if max(map(len, data)) + largest <= self._limits.max_bytes and largest <= MAX_HEADER_BYTES:
             return
         for row, (each, block) in enumerate(zip(data, blocks or [b""] * len(data), strict=True)):
-            if len(block) > MAX_HEADER_BYTES:
-                self._refuse(row, f"headers of {len(block)} bytes: the server takes {MAX_HEADER_BYTES}")
-            if len(each) + len(block) > self._max_bytes:
-                self._refuse(
-                    row,
-                    f"data of {len(each)} bytes and headers of {len(block)} are more than the {self._max_bytes} bytes "
-                    + self._whose_bound,
-                )
+            if (why := self._limits.size_fault(each, block)) is not None:
+                self._refuse(row, why)
 
     def _refuse(self, row: int, why: str) -> NoReturn:
         raise ConfigError(f"row {self.rows + row} of partition {self._partition}: {why}")
@@ -387,6 +493,19 @@ class Encoder:
 def added_up(digests: Iterable[int]) -> int:
     """The digest of all rows, from those of parts of them."""
     return sum(digests) % (1 << 8 * DIGEST_BYTES)
+
+
+def digest_of(parts: Iterable[bytes]) -> int:
+    """Digest of a row; parts are told apart by their lengths."""
+    text = b"".join(b"%d\0%b" % (len(part), part) for part in parts)
+    return int.from_bytes(blake2b(text, digest_size=DIGEST_BYTES).digest())
+
+
+def id_fault(id: str) -> str | None:
+    """Why a text cannot be the id of a message; None if it can."""
+    if not id or id[0] in " \t" or "\r" in id or "\n" in id:
+        return "expected a text of one line that does not begin with a blank"
+    return None
 
 
 def null_value(name: str) -> str:

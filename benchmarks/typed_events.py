@@ -1,0 +1,103 @@
+"""Events of an application as typed rows on Spark, beside the same messages as raw rows.
+
+Both read one stream of events of 280 bytes into nothing, in a session of their own, ``local[2]``. A typed row has been
+decoded and validated, and has a column for each field and 13 columns of the envelope.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from benchmarks.extras import SPARK
+from benchmarks.processes import cpu_s
+from benchmarks.projection_spark import APP, prepared
+from benchmarks.workload import CPU_PER_MILLION, MESSAGES_PER_S, Bar, Contender, Job, Values, Workload
+from jetspark.errors import ConnectionLost
+
+if TYPE_CHECKING:
+    from jetspark.spark.types import DataFrame, SparkSession
+
+__all__ = ["SPARK_EVENTS"]
+
+# After the cold one; the median counts. Java compiles what runs often, on the same processors.
+WARM_READS = 4
+
+
+def _raw(spark: SparkSession, job: Job) -> DataFrame:
+    from benchmarks.order_totals import app
+
+    return spark.read.format("jetstream").options(servers=job.url, stream=app.stream).load()
+
+
+def _typed(spark: SparkSession, job: Job) -> DataFrame:
+    from benchmarks.order_totals import Paid
+    from jetspark.spark import events
+
+    return events(spark, APP, Paid, servers=job.url)
+
+
+def _reading(job: Job, frame_of: Callable[[SparkSession, Job], DataFrame]) -> Values:
+    from jetspark.spark import session
+
+    def read() -> float:
+        started = perf_counter()
+        frame_of(spark, job).write.format("noop").mode("overwrite").save()
+        return perf_counter() - started
+
+    with prepared(job, job.count):
+        spark = session("jetspark-bench", cores=2)
+        try:
+            if (found := frame_of(spark, job).count()) != job.count:
+                raise ConnectionLost(f"{found} rows of {job.count} events")
+            read()
+            before = cpu_s()
+            elapsed = statistics.median(read() for _ in range(WARM_READS))
+            used_s = (cpu_s() - before) / WARM_READS
+        finally:
+            spark.stop()
+    return {"messages_per_s": job.count / elapsed, "cpu_s_per_million": used_s / job.count * 1e6}
+
+
+def raw(job: Job) -> Values:
+    return _reading(job, _raw)
+
+
+def typed(job: Job) -> Values:
+    return _reading(job, _typed)
+
+
+SPARK_EVENTS = Workload(
+    name="spark-events",
+    what="a batch read of an application's events into nothing, raw and as typed rows; warm, local[2]",
+    count=500_000,
+    quick_count=5_000,
+    payload_bytes=280,
+    contenders=(
+        Contender(name="raw", what='spark.read.format("jetstream"), subject and bytes', run=raw, needs=SPARK),
+        Contender(
+            name="jetspark", what="jetspark.spark.events, decoded, a column for each field", run=typed, needs=SPARK
+        ),
+    ),
+    storage="file",
+    replicas=1,
+    baselines=("raw",),
+    metrics=(MESSAGES_PER_S, CPU_PER_MILLION),
+    bars=(
+        Bar(
+            claim="typed events are read at least 0.5 x as fast as raw messages",
+            metric="messages_per_s",
+            contender="jetspark",
+            baseline="raw",
+            at_least=0.5,
+        ),
+        Bar(
+            claim="typed events are read at 100 thousand a second or more",
+            metric="messages_per_s",
+            contender="jetspark",
+            at_least=100_000,
+        ),
+    ),
+)

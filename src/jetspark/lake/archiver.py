@@ -1,0 +1,436 @@
+"""Archives streams: looks at a stream, writes what is new as files, and commits the files with the new position.
+
+An archiver is at one place of its stream: the position in the table's last commit. A *step* writes the messages from
+there on and commits them, if enough messages wait or have waited for long enough. Whatever ends a process in between,
+files that are in no commit are not in the table, and the next writer begins at the same position. So the only critical
+moment is the commit, and the table decides it: it refuses a commit if it has moved since it was read.
+
+A refused commit has one of two reasons. A compaction has replaced files, and the position is the same: the commit is
+made again on top of it. Or another writer was first: the files are given up, and reading continues at its position.
+
+An idle stream has nothing to commit. The archiver is not behind then, because its position is the stream's end.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Literal, NamedTuple, Protocol
+
+from jetspark.blocking import JetStream
+from jetspark.blocking.steps import ProcedureRunner
+from jetspark.core.backoff import Backoff
+from jetspark.errors import (
+    ArchiveMoved,
+    ConfigError,
+    JetSparkError,
+    RequestTimeout,
+    StreamNotFound,
+    StreamRecreated,
+    StreamWentBack,
+)
+from jetspark.jetstream.config import StreamConfig
+from jetspark.lake.archive import ArchiveTable, open_table
+from jetspark.lake.lease import WriterLease
+from jetspark.lake.position import DataFile, Snapshot, StreamIdentity
+from jetspark.lake.range_writing import OnLoss, Part, WriteLimits, WrittenPart, front, write_range
+from jetspark.lake.store import require_conditional_writes
+from jetspark.state.patience import Attempts
+from jetspark.state.scan import Head
+
+__all__ = [
+    "ArchiveCommit",
+    "ArchiveEngine",
+    "ArchiveOptions",
+    "LocalArchiver",
+    "archive_streams",
+]
+
+_logger = logging.getLogger("jetspark.lake")
+
+POLL_S = 1.0
+"""How often a stream is looked at. A commit waits for `every_s`, or for enough messages."""
+PAUSE = Backoff(first_s=0.1, max_s=5.0)
+# A stream with limits keeps messages for a while. The archive commits at least this often in that while.
+COMMITS_WITHIN_LIMITS = 4
+MAX_REPEATS = 20
+"""Commits on top of compactions, one after the other."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArchiveOptions:
+    """Options of :func:`archive_streams`."""
+
+    to: str
+    """The root of the archive: a folder, or a URI such as ``s3://bucket/folder``."""
+    format: Literal["delta", "parquet", "iceberg"] | None = None
+    """The format of new tables, by default ``delta``; existing tables keep theirs."""
+    storage_options: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Options of the object store, such as ``aws_endpoint``; what is missing comes from the environment."""
+    every_s: float = 60.0
+    """Longest time that a message waits for its commit. Shorter for a stream that keeps messages for less than four
+    times as long."""
+    max_rows: int = 1_000_000
+    """Rows of a file, about; a commit is made when a file is full."""
+    max_bytes: int = 128 << 20
+    """Bytes of a file's rows before compression, about."""
+    on_loss: OnLoss = "fail"
+    """``record`` continues after messages that the stream's limits removed before they were archived, and lists them
+    in the table as lost. By default that is an error."""
+    patience_s: float = 60.0
+    """How long the server or the store may be away."""
+    lease_s: float | None = 30.0
+    """Seconds after which another writer takes over from a dead one. None for no lease: writers then compete, which is
+    wasteful and never wrong."""
+
+    def __post_init__(self) -> None:
+        for name, low in (("every_s", 0.0), ("max_rows", 1), ("max_bytes", 1), ("patience_s", 0.0)):
+            if (value := getattr(self, name)) < low:
+                raise ConfigError(f"{name}={value}: expected {low:g} or more")
+        if self.lease_s is not None and self.lease_s < 1:
+            raise ConfigError(f"lease_s={self.lease_s}: expected 1 second or more, or None")
+        if self.on_loss not in ("fail", "record"):
+            raise ConfigError(f"on_loss={self.on_loss!r}: expected fail or record")
+
+    @property
+    def limits(self) -> WriteLimits:
+        return WriteLimits(
+            max_rows=self.max_rows, max_bytes=self.max_bytes, patience_s=self.patience_s, on_loss=self.on_loss
+        )
+
+
+class ArchiveCommit(NamedTuple):
+    """A commit, as a callback gets it."""
+
+    table: ArchiveTable
+    snapshot: Snapshot
+    """The table after the commit."""
+    files: tuple[DataFile, ...]
+    """The new files, in the order of their sequences."""
+
+
+class ArchiveEngine(Protocol):
+    """Writes a part of a stream as files: in this process, or in the tasks of Spark."""
+
+    def write(
+        self, table: ArchiveTable, part: Part, limits: WriteLimits, head: Head, on_piece: Callable[[int], bool]
+    ) -> WrittenPart:
+        """As :func:`~jetspark.lake.range_writing.write_range`; may end before the part does."""
+
+
+class LocalArchiver:
+    """Writes in this process."""
+
+    def __init__(self, js: JetStream) -> None:
+        self._runner = ProcedureRunner(js)
+
+    def write(
+        self, table: ArchiveTable, part: Part, limits: WriteLimits, head: Head, on_piece: Callable[[int], bool]
+    ) -> WrittenPart:
+        return write_range(self._runner, table.store, part, limits, is_cut=True, on_piece=on_piece)
+
+
+def archive_streams(
+    js: JetStream,
+    streams: Sequence[str],
+    options: ArchiveOptions,
+    *,
+    once: bool = False,
+    stop: Callable[[float], bool] | None = None,
+    engine: ArchiveEngine | None = None,
+    on_commit: Callable[[ArchiveCommit], None] | None = None,
+    on_progress: Callable[[str, int, int], None] | None = None,
+) -> None:
+    """Archive streams, each into tables of its own, until ``stop`` says so.
+
+    A process that ends at any moment leaves a sound table, and the next one continues at its position. Two processes
+    at once never write a message twice.
+
+    Args:
+        once: True to end when everything is archived that the streams have now.
+        stop: Waits up to a number of seconds, and returns True to end, at once then; ``Event().wait`` is one. What has
+            been read by then is committed.
+        engine: :class:`LocalArchiver` by default.
+        on_commit: Called after each commit. After a crash it was not called for the last one.
+        on_progress: Called with a stream, the next sequence to archive, and the last one that the stream has.
+
+    Raises:
+        DataLoss: A stream's limits removed messages before they were archived; see ``on_loss``.
+        StreamNotFound: A stream does not exist.
+        StreamWentBack: A stream was restored from an older state.
+        Conflict: With ``once``, another writer has the lease.
+        ConfigError: The store does not honour conditional writes, or an option cannot be used.
+        RequestTimeout, StoreUnavailable: The server or the store was away for longer than ``patience_s``.
+    """
+    wait = stop or _sleep
+    writing = engine or LocalArchiver(js)
+    archivers = [
+        _Archiver(js, stream, options, writing, is_once=once, stop=wait, on_commit=on_commit, on_progress=on_progress)
+        for stream in streams
+    ]
+    try:
+        while not (once and all(each.is_done for each in archivers)):
+            is_busy = [each.try_step() for each in archivers if not each.is_done]
+            if wait(0.0 if any(is_busy) else POLL_S):
+                return
+    finally:
+        for each in archivers:
+            each.release()
+
+
+def _sleep(seconds: float) -> bool:
+    time.sleep(seconds)
+    return False
+
+
+class _Archiver:
+    """Archives one stream, step by step."""
+
+    def __init__(
+        self,
+        js: JetStream,
+        stream: str,
+        options: ArchiveOptions,
+        engine: ArchiveEngine,
+        *,
+        is_once: bool,
+        stop: Callable[[float], bool],
+        on_commit: Callable[[ArchiveCommit], None] | None,
+        on_progress: Callable[[str, int, int], None] | None,
+    ) -> None:
+        self._js, self._stream, self._options, self._engine = js, stream, options, engine
+        self._is_once, self._stop, self._on_commit, self._on_progress = is_once, stop, on_commit, on_progress
+        self._runner = ProcedureRunner(js)
+        self._attempts = Attempts(options.patience_s, PAUSE)
+        self._lease: WriterLease | None = None
+        self._epoch = 0
+        self._owner: str | None = None
+        """The other writer that this one waits for."""
+        self._table: ArchiveTable | None = None
+        self._base: Snapshot | None = None
+        """The table as it was last read; None if it does not exist."""
+        self._end = 0
+        """The end of the stream when it was last looked at."""
+        self._empty: WrittenPart | None = None
+        """Read from the position on, and without a message."""
+        self._pending: WrittenPart | None = None
+        """WrittenPart, and to be committed."""
+        self._waiting_since: float | None = None
+        self._target: int | None = None
+        self.is_done = False
+        """With ``is_once``: everything is archived that the stream had at the start."""
+
+    def try_step(self) -> bool:
+        """Do a step; True if the next one is due now. Errors that may pass are raised when the patience is over."""
+        try:
+            is_busy = self._step()
+        except StreamRecreated:
+            self._pending = None
+            return True  # the next look at the stream says so
+        except JetSparkError as error:
+            # A stream that is being re-created is not there for a moment.
+            if not (error.may_pass or (isinstance(error, StreamNotFound) and self._table is not None)):
+                raise
+            wait_s = self._attempts.wait_s(time.monotonic())
+            if wait_s is None:
+                raise
+            _logger.warning("stream %s: %s; trying again", self._stream, error)
+            self._stop(wait_s)
+            return False
+        self._attempts.progress(time.monotonic())
+        return is_busy
+
+    def release(self) -> None:
+        if self._lease is not None:
+            self._lease.release()
+
+    def _step(self) -> bool:
+        head, config = self._runner.run(front(self._stream, self._anchor, 0.0))
+        self._follow(head)
+        if not self._is_owner(config):
+            return False
+        if self._pending is None:
+            self._end = head.next
+            if not self._is_due(head, config):
+                return False
+            self._write(head)
+        if self._pending is not None:
+            self._commit(self._pending)
+        self._report()
+        return True
+
+    # ---- the stream --------------------------------------------------------------------------------------------
+
+    def _follow(self, head: Head) -> None:
+        """Open the table of the stream's present incarnation."""
+        table, identity = self._table, StreamIdentity(head.stream, head.created)
+        if table is not None and table.identity == identity:
+            return
+        if table is not None:
+            _logger.warning(
+                "stream %s was deleted and re-created at %s: a new table is begun%s",
+                self._stream,
+                identity.created,
+                f"; of the old stream, sequences {self._next}-{self._end - 1} were not archived"
+                if self._next < self._end
+                else "",
+            )
+        options = self._options
+        opened = open_table(options.to, identity, format=options.format, options=options.storage_options)
+        self._base, self._empty, self._pending, self._waiting_since = opened.snapshot(), None, None, None
+        if self._base is not None:
+            require_conditional_writes(opened.store)
+        self._table, self._target = opened, head.next
+        if self._base is not None and self._base.position.next > head.next:
+            raise StreamWentBack(self._stream, self._base.position.next, head.next)
+
+    @property
+    def _next(self) -> int:
+        """The first sequence that was not read yet; 0 if nothing was."""
+        if self._empty is not None:
+            return self._empty.end
+        return 0 if self._base is None else self._base.position.next
+
+    @property
+    def _anchor(self) -> int:
+        """The sequence of the last row in the table; 0 without one."""
+        files = () if self._base is None else self._base.files
+        return files[-1].max_sequence if files else 0
+
+    def _is_due(self, head: Head, config: StreamConfig) -> bool:
+        """True if messages are to be written now."""
+        begin = max(self._next, head.first) if self._base is None else self._next
+        if begin >= head.next:
+            self._waiting_since = None
+            self.is_done = self._is_once
+            return False
+        if self._is_once:
+            return True
+        now, options = time.monotonic(), self._options
+        self._waiting_since = self._waiting_since or now
+        waiting = head.next - begin
+        every_s = min([options.every_s, *_share(config.max_age_s)])
+        rows = min([options.max_rows, *_share(config.max_messages)])
+        size = min([options.max_bytes, *_share(config.max_bytes)])
+        return waiting >= rows or waiting * head.bytes_per_sequence >= size or now - self._waiting_since >= every_s
+
+    def _write(self, head: Head) -> None:
+        """Write what is new, to be committed."""
+        table, empty = self._table, self._empty
+        assert table is not None
+        found = table.snapshot()
+        if found is not None and (self._base is None or found.position.next != self._base.position.next):
+            empty = None
+        self._base = found
+        if self._epoch == 0 and self._lease is not None:
+            # A bucket of leases that was re-created counts from 1 again.
+            self._epoch = max(self._lease.epoch, 0 if found is None else found.position.epoch)
+        begin = head.first if found is None else found.position.next
+        part = Part(
+            identity=table.identity,
+            begin=begin,
+            start=begin if empty is None else max(begin, empty.end),
+            end=head.next,
+            lost=() if empty is None else empty.lost,
+            anchor=self._anchor,
+            is_first=found is None,
+        )
+        if part.start >= part.end:
+            return
+        written = self._engine.write(table, part, self._options.limits, head, self._on_piece)
+        self._waiting_since = None
+        if written.files:
+            self._pending = written
+        else:
+            self._empty = written
+
+    def _on_piece(self, at: int) -> bool:
+        self._attempts.progress(time.monotonic())
+        if self._lease is not None:
+            self._lease.keep()
+        if self._on_progress is not None:
+            self._on_progress(self._stream, at, self._end - 1)
+        return self._stop(0.0)
+
+    # ---- the table ---------------------------------------------------------------------------------------------
+
+    def _commit(self, written: WrittenPart) -> None:
+        """Commit files, or give them up if another writer was first. After an error, call it again."""
+        table = self._table
+        assert table is not None
+        ours = {each.path for each in written.files}
+        for _ in range(MAX_REPEATS):
+            try:
+                base = table.snapshot() or table.open_for_writing(written.begin, epoch=self._epoch)
+                if ours <= {each.path for each in base.files}:
+                    break  # by an earlier call, whose outcome was unknown
+                position = base.position
+                if position.next != written.begin or position.epoch > self._epoch > 0:
+                    self._give_up(table, written, base)
+                    return
+                epoch = max(self._epoch, position.epoch)
+                after = replace(position, next=written.end, epoch=epoch)
+                base = table.log.commit(base, after, add=written.files)
+                break
+            except ArchiveMoved as error:
+                moved = error
+        else:
+            raise moved
+        self._base, self._pending, self._empty = base, None, None
+        _logger.info(
+            "stream %s: archived to sequence %d (%d rows in %d files)",
+            self._stream,
+            written.end - 1,
+            sum(each.rows for each in written.files),
+            len(written.files),
+        )
+        if self._on_commit is not None:
+            self._on_commit(ArchiveCommit(table, base, written.files))
+
+    def _give_up(self, table: ArchiveTable, written: WrittenPart, found: Snapshot) -> None:
+        _logger.warning("%s; reading continues there", ArchiveMoved(table.uri, written.begin, found.position.next))
+        self._base, self._pending, self._empty = found, None, None
+        if found.position.epoch > self._epoch and self._lease is not None:
+            self._lease.lose()
+        with suppress(JetSparkError):  # in no table: a compaction removes them later
+            table.store.delete([each.path for each in written.files])
+
+    def _is_owner(self, config: StreamConfig) -> bool:
+        """True if this writer has the lease; acquires it if it is free.
+
+        Raises:
+            Conflict: Another writer has it, and waiting for it makes no sense.
+        """
+        options = self._options
+        if options.lease_s is None:
+            return True
+        if self._lease is None:
+            self._lease = WriterLease(
+                self._js, self._stream, options.to, lease_s=options.lease_s, replicas=config.replicas
+            )
+        self._lease.keep()
+        if not self._lease.is_owned:
+            owner = self._lease.acquire()
+            if owner is not None:
+                if self._is_once:
+                    raise RequestTimeout(f"the lease of the archive, which {owner} has", 0.0)
+                if owner != self._owner:
+                    _logger.info("stream %s: %s archives it; waiting until it ends", self._stream, owner)
+                self._owner = owner
+                return False
+            self._owner, self._epoch, self._pending = None, 0, None
+        return True
+
+    def _report(self) -> None:
+        if self._on_progress is not None:
+            self._on_progress(self._stream, self._next, self._end - 1)
+        if self._is_once and self._target is not None and self._next >= self._target:
+            self.is_done = True
+
+
+def _share(limit: float | None) -> list[float]:
+    """What may wait in a stream with this limit; nothing without one."""
+    return [limit / COMMITS_WITHIN_LIMITS] if limit is not None and limit > 0 else []

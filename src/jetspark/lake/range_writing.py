@@ -1,0 +1,204 @@
+"""Writes a range of a stream's sequences as data files. The live archiver and the tasks of Spark run the same code.
+
+Each sequence of the range becomes a row, or is explained: a message that was not there when the range was read was
+*deleted*, or *lost*, if it may have been there until the stream's limits removed it. The stream's present beginning
+tells the two apart, as in :mod:`jetspark.state.scan`: limits remove messages from the front, so what is missing before
+the beginning may be lost, and what is missing after it was deleted by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import pyarrow.compute as pc
+
+from jetspark.blocking.steps import ProcedureRunner
+from jetspark.errors import DataLoss, StreamRecreated
+from jetspark.jetstream.config import StreamConfig
+from jetspark.lake.coverage import common, missing_in, runs
+from jetspark.lake.parquet_files import DataFileWriter
+from jetspark.lake.position import DataFile, StreamIdentity
+from jetspark.lake.rows import rows_of
+from jetspark.lake.store import FileStore
+from jetspark.publish.steps import Connect, Procedure
+from jetspark.state.losses import front_of, removes_by_limits
+from jetspark.state.patience import Persistence
+from jetspark.state.scan import Head, Range, RangeScan
+
+__all__ = ["LOSS_REMEDY", "OnLoss", "Part", "WriteLimits", "WrittenPart", "front", "write_range"]
+
+OnLoss = Literal["fail", "record"]
+
+LOSS_REMEDY = (
+    "they can no longer be archived. To continue after them, archive with --on-loss record (on_loss='record'), which "
+    "lists them as lost in the table; then commit more often, or give the stream wider limits"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteLimits:
+    """Limits of files, and how long to wait for the server."""
+
+    max_rows: int
+    max_bytes: int
+    patience_s: float
+    on_loss: OnLoss = "fail"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Sequences to write: those from ``start`` to ``end``, exclusive."""
+
+    identity: StreamIdentity
+    begin: int
+    """Where the first file begins. Sequences from here to ``start`` were read before, and had no message."""
+    start: int
+    end: int
+    lost: tuple[range, ...] = ()
+    """The lost ones of those before ``start``; the others were deleted."""
+    anchor: int = 0
+    """The sequence of the last row in the archive; 0 without one."""
+    is_first: bool = False
+    """No row is in the archive yet: it begins with the first row, and what was removed before is no loss."""
+
+
+class WrittenPart(NamedTuple):
+    """What became of a part."""
+
+    begin: int
+    """The beginning of the part, or of a first part the first row."""
+    end: int
+    """The part is written up to here."""
+    files: tuple[DataFile, ...]
+    """None if no message was there."""
+    lost: tuple[range, ...]
+
+
+def front(stream: str, anchor: int, patience_s: float) -> Procedure[tuple[Head, StreamConfig]]:
+    """The stream as it is now, with the sequence before which messages may be lost."""
+    persistence = Persistence(patience_s)
+    yield from persistence.progress()
+
+    def ask() -> Procedure[tuple[Head, StreamConfig]]:
+        api = yield Connect()
+        info = yield from api.stream_info(stream)
+        # A stream of an application removes timers and replaced states without losing events. If nothing removes
+        # events, nothing is lost; else an archived message that is still there proves it.
+        known = anchor if removes_by_limits(info.config) else 0
+        return (yield from front_of(api, info, known)), info.config
+
+    return (yield from persistence.attempt(ask))
+
+
+def write_range(
+    runner: ProcedureRunner,
+    store: FileStore,
+    part: Part,
+    limits: WriteLimits,
+    *,
+    is_cut: bool = False,
+    on_piece: Callable[[int], bool] | None = None,
+) -> WrittenPart:
+    """Write the messages of a part as files, which are in no table yet.
+
+    Args:
+        store: The store of the table.
+        is_cut: True to end the part where a file is full.
+        on_piece: Called with the next sequence after each piece; it returns True to end the part there.
+
+    Raises:
+        DataLoss: Messages at the beginning of the part are lost. A loss further on ends the part before it.
+        StreamRecreated: The stream is not the one of the part.
+        RequestTimeout: The server did not answer for the patience of the limits.
+        StoreUnavailable, StoreRefused: A file could not be written.
+    """
+    identity = part.identity
+    # Losses are told from deletions here, because the files list them.
+    scope = Range(identity.stream, identity.created, part.start, part.end, is_earliest=True)
+    scan = RangeScan(scope, timeout_s=limits.patience_s)
+    with _PartWriter(runner, store, part, limits) as writing, closing(runner.pieces(scan)) as pieces:
+        for messages in pieces:
+            is_over = writing.add(messages)
+            is_over |= on_piece is not None and on_piece(writing.next)
+            if is_over or (is_cut and writing.is_full):
+                return writing.end(writing.next)
+        return writing.end(part.end)
+
+
+class _PartWriter:
+    """A part while it is written."""
+
+    def __init__(self, runner: ProcedureRunner, store: FileStore, part: Part, limits: WriteLimits) -> None:
+        self._runner, self._store, self._part, self._limits = runner, store, part, limits
+        self.next = part.start
+        """The first sequence that was not read yet."""
+        self._begin, self._anchor = part.begin, part.anchor
+        self._writer: DataFileWriter | None = None
+
+    def __enter__(self) -> _PartWriter:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        # Files that are complete stay, in no table; a compaction removes them later.
+        if self._writer is not None:
+            self._writer.__exit__(*error)
+
+    @property
+    def is_full(self) -> bool:
+        writer, limits = self._writer, self._limits
+        return writer is not None and (writer.rows >= limits.max_rows or writer.size_bytes >= limits.max_bytes)
+
+    def add(self, messages: list[Any]) -> bool:
+        """Add rows. True if the part has to end here, because messages behind them are lost."""
+        identity = self._part.identity
+        rows = rows_of(identity.stream, messages)
+        sequences = rows.column("sequence")
+        present = runs(sequences)
+        if self._part.is_first and self._writer is None:
+            self.next = self._begin = present[0].start
+        stop, lost = self._lost_until(present[-1].stop, present)
+        if stop < present[-1].stop:
+            rows = rows.filter(pc.less(sequences, stop))
+        if rows.num_rows:
+            if self._writer is None:
+                self._writer = DataFileWriter(self._store, identity, self._begin, file_bytes=self._limits.max_bytes)
+                lost = [*self._part.lost, *lost]
+            self._writer.write(rows, lost=lost)
+            self._anchor = rows.column("sequence")[-1].as_py()
+        self.next = stop
+        return stop < present[-1].stop
+
+    def end(self, end: int) -> WrittenPart:
+        """Explain the sequences behind the last row, and finish the last file."""
+        lost: list[range] = []
+        if self._writer is None and self._part.is_first:
+            return WrittenPart(self._begin, end, (), ())
+        end, lost = self._lost_until(end, [])
+        if self._writer is None:
+            return WrittenPart(self._begin, end, (), (*self._part.lost, *lost))
+        return WrittenPart(self._begin, end, tuple(self._writer.finish(end, lost=lost)), ())
+
+    def _lost_until(self, end: int, present: list[range]) -> tuple[int, list[range]]:
+        """The lost sequences from ``next`` to ``end``; or, if that is an error, a lower end, before the first of them.
+
+        Raises:
+            DataLoss: It is an error, and no row is before it.
+        """
+        absent = missing_in(self.next, end, present)
+        if not absent:
+            return end, []
+        identity, limits = self._part.identity, self._limits
+        head, _ = self._runner.run(front(identity.stream, self._anchor, limits.patience_s))
+        if head.created != identity.created:
+            raise StreamRecreated(identity.stream, identity.created, head.created)
+        lost = common(absent, [range(self.next, head.whole_from)])
+        if not lost or limits.on_loss == "record":
+            return end, lost
+        if self._writer is None and not (present and present[0].start < lost[0].start):
+            first = lost[0].stop if lost[0].stop < end else head.whole_from
+            raise DataLoss(identity.stream, lost[0].start, first, LOSS_REMEDY)
+        # What was read before the loss is archived first: it may be removed next.
+        return lost[0].start, []

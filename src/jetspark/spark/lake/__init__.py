@@ -1,0 +1,1 @@
+"""Archives of streams on Spark."""

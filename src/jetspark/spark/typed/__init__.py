@@ -1,0 +1,1 @@
+"""Events of an application as typed rows: the format ``jetstream_events`` and the functions around it."""
