@@ -161,9 +161,9 @@ def archive_streams(
         DataLoss: A stream's limits removed messages before they were archived; see ``on_loss``.
         StreamNotFound: A stream does not exist.
         StreamWentBack: A stream was restored from an older state.
-        Conflict: With ``once``, another writer has the lease.
         ConfigError: The store does not honour conditional writes, or an option cannot be used.
-        RequestTimeout, StoreUnavailable: The server or the store was away for longer than ``patience_s``.
+        RequestTimeout, StoreUnavailable: For longer than ``patience_s`` the server or the store was away, or (with
+            ``once``) another writer had the lease.
     """
     wait = stop or _sleep
     writing = engine or LocalArchiver(js)
@@ -217,9 +217,9 @@ class _Archiver:
         self._empty: WrittenPart | None = None
         """Read from the position on, and without a message."""
         self._pending: WrittenPart | None = None
-        """WrittenPart, and to be committed."""
+        """Written, and to be committed."""
         self._waiting_since: float | None = None
-        self._target: int | None = None
+        self._target = 0
         self.is_done = False
         """With ``is_once``: everything is archived that the stream had at the start."""
 
@@ -248,8 +248,9 @@ class _Archiver:
             self._lease.release()
 
     def _step(self) -> bool:
-        head, config = self._runner.run(front(self._stream, self._anchor, 0.0))
-        self._follow(head)
+        head, config = self._look()
+        if self._table is None or self._table.identity != StreamIdentity(head.stream, head.created):
+            self._open(head)
         if not self._is_owner(config):
             return False
         if self._pending is None:
@@ -259,33 +260,37 @@ class _Archiver:
             self._write(head)
         if self._pending is not None:
             self._commit(self._pending)
-        self._report()
+        if self._on_progress is not None:
+            self._on_progress(self._stream, self._next, self._end - 1)
+        self.is_done = self._is_once and self._next >= self._target
         return True
 
     # ---- the stream --------------------------------------------------------------------------------------------
 
-    def _follow(self, head: Head) -> None:
+    def _look(self) -> tuple[Head, StreamConfig]:
+        return self._runner.run(front(self._stream, self._anchor, 0.0))
+
+    def _open(self, head: Head) -> None:
         """Open the table of the stream's present incarnation."""
-        table, identity = self._table, StreamIdentity(head.stream, head.created)
-        if table is not None and table.identity == identity:
-            return
-        if table is not None:
+        options, identity = self._options, StreamIdentity(head.stream, head.created)
+        if self._table is not None:
+            unread = f"; of the old one, sequences {self._next}-{self._end - 1} were not archived"
             _logger.warning(
                 "stream %s was deleted and re-created at %s: a new table is begun%s",
                 self._stream,
                 identity.created,
-                f"; of the old stream, sequences {self._next}-{self._end - 1} were not archived"
-                if self._next < self._end
-                else "",
+                unread if self._next < self._end else "",
             )
-        options = self._options
-        opened = open_table(options.to, identity, format=options.format, options=options.storage_options)
-        self._base, self._empty, self._pending, self._waiting_since = opened.snapshot(), None, None, None
-        if self._base is not None:
-            require_conditional_writes(opened.store)
-        self._table, self._target = opened, head.next
-        if self._base is not None and self._base.position.next > head.next:
-            raise StreamWentBack(self._stream, self._base.position.next, head.next)
+        table = open_table(options.to, identity, format=options.format, options=options.storage_options)
+        base = table.snapshot()
+        if base is not None:
+            require_conditional_writes(table.store)
+            if base.position.next > head.next:
+                head, _ = self._look()  # another writer may have archived what came after the first look
+                if base.position.next > head.next:
+                    raise StreamWentBack(self._stream, base.position.next, head.next)
+        self._table, self._base, self._target = table, base, head.next
+        self._empty, self._pending, self._waiting_since = None, None, None
 
     @property
     def _next(self) -> int:
@@ -302,44 +307,33 @@ class _Archiver:
 
     def _is_due(self, head: Head, config: StreamConfig) -> bool:
         """True if messages are to be written now."""
-        begin = max(self._next, head.first) if self._base is None else self._next
-        if begin >= head.next:
+        waiting = head.next - max(self._next, head.first if self._base is None else 0)
+        if waiting <= 0:
             self._waiting_since = None
             self.is_done = self._is_once
             return False
-        if self._is_once:
-            return True
         now, options = time.monotonic(), self._options
         self._waiting_since = self._waiting_since or now
-        waiting = head.next - begin
         every_s = min([options.every_s, *_share(config.max_age_s)])
         rows = min([options.max_rows, *_share(config.max_messages)])
         size = min([options.max_bytes, *_share(config.max_bytes)])
-        return waiting >= rows or waiting * head.bytes_per_sequence >= size or now - self._waiting_since >= every_s
+        is_full = waiting >= rows or waiting * head.bytes_per_sequence >= size
+        return self._is_once or is_full or now - self._waiting_since >= every_s
 
     def _write(self, head: Head) -> None:
         """Write what is new, to be committed."""
-        table, empty = self._table, self._empty
+        table, base, empty = self._table, self._base, self._empty
         assert table is not None
-        found = table.snapshot()
-        if found is not None and (self._base is None or found.position.next != self._base.position.next):
-            empty = None
-        self._base = found
-        if self._epoch == 0 and self._lease is not None:
-            # A bucket of leases that was re-created counts from 1 again.
-            self._epoch = max(self._lease.epoch, 0 if found is None else found.position.epoch)
-        begin = head.first if found is None else found.position.next
+        begin = head.first if base is None else base.position.next
         part = Part(
             identity=table.identity,
             begin=begin,
-            start=begin if empty is None else max(begin, empty.end),
+            start=max(begin, self._next),
             end=head.next,
             lost=() if empty is None else empty.lost,
             anchor=self._anchor,
-            is_first=found is None,
+            is_first=base is None,
         )
-        if part.start >= part.end:
-            return
         written = self._engine.write(table, part, self._options.limits, head, self._on_piece)
         self._waiting_since = None
         if written.files:
@@ -359,34 +353,28 @@ class _Archiver:
 
     def _commit(self, written: WrittenPart) -> None:
         """Commit files, or give them up if another writer was first. After an error, call it again."""
-        table = self._table
+        table, base = self._table, self._base
         assert table is not None
         ours = {each.path for each in written.files}
         for _ in range(MAX_REPEATS):
             try:
-                base = table.snapshot() or table.open_for_writing(written.begin, epoch=self._epoch)
+                base = base or table.open_for_writing(written.begin, epoch=self._epoch)
+                position = base.position
                 if ours <= {each.path for each in base.files}:
                     break  # by an earlier call, whose outcome was unknown
-                position = base.position
                 if position.next != written.begin or position.epoch > self._epoch > 0:
                     self._give_up(table, written, base)
                     return
-                epoch = max(self._epoch, position.epoch)
-                after = replace(position, next=written.end, epoch=epoch)
-                base = table.log.commit(base, after, add=written.files)
+                position = replace(position, next=written.end, epoch=max(self._epoch, position.epoch))
+                base = table.log.commit(base, position, add=written.files)
                 break
             except ArchiveMoved as error:
-                moved = error
+                moved, base = error, table.snapshot()
         else:
             raise moved
         self._base, self._pending, self._empty = base, None, None
-        _logger.info(
-            "stream %s: archived to sequence %d (%d rows in %d files)",
-            self._stream,
-            written.end - 1,
-            sum(each.rows for each in written.files),
-            len(written.files),
-        )
+        rows = sum(each.rows for each in written.files)
+        _logger.info("stream %s: %d rows archived, to sequence %d", self._stream, rows, written.end - 1)
         if self._on_commit is not None:
             self._on_commit(ArchiveCommit(table, base, written.files))
 
@@ -402,9 +390,10 @@ class _Archiver:
         """True if this writer has the lease; acquires it if it is free.
 
         Raises:
-            Conflict: Another writer has it, and waiting for it makes no sense.
+            RequestTimeout: Another writer has it, and ``once`` is to end.
         """
-        options = self._options
+        options, table = self._options, self._table
+        assert table is not None
         if options.lease_s is None:
             return True
         if self._lease is None:
@@ -412,23 +401,19 @@ class _Archiver:
                 self._js, self._stream, options.to, lease_s=options.lease_s, replicas=config.replicas
             )
         self._lease.keep()
-        if not self._lease.is_owned:
-            owner = self._lease.acquire()
-            if owner is not None:
-                if self._is_once:
-                    raise RequestTimeout(f"the lease of the archive, which {owner} has", 0.0)
-                if owner != self._owner:
-                    _logger.info("stream %s: %s archives it; waiting until it ends", self._stream, owner)
-                self._owner = owner
-                return False
-            self._owner, self._epoch, self._pending = None, 0, None
+        if self._lease.is_owned:
+            return True
+        if (owner := self._lease.acquire()) is not None:
+            if self._is_once:
+                raise RequestTimeout(f"lease of the archive of stream {self._stream}, which {owner} has", 0.0)
+            if owner != self._owner:
+                _logger.info("stream %s: %s archives it; waiting until it ends", self._stream, owner)
+            self._owner = owner
+            return False
+        self._owner, self._base, self._pending, self._empty = None, table.snapshot(), None, None
+        # A bucket of leases that was re-created counts from 1 again.
+        self._epoch = max(self._lease.epoch, 0 if self._base is None else self._base.position.epoch)
         return True
-
-    def _report(self) -> None:
-        if self._on_progress is not None:
-            self._on_progress(self._stream, self._next, self._end - 1)
-        if self._is_once and self._target is not None and self._next >= self._target:
-            self.is_done = True
 
 
 def _share(limit: float | None) -> list[float]:
