@@ -46,6 +46,7 @@ _scratch: list[Path] = []
 _until_the_end = contextlib.ExitStack()
 _schedulers: list[packing.Packing] = []
 _internal_errors: list[str] = []
+_handled: list[BaseException] = []
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -78,6 +79,18 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGTERM)
         process.wait()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    """A test that leaves an exception as handled fails; later ones would find it as the context of their own.
+
+    Only an interrupt at a bytecode can do that: see ``support.interrupts.apart``.
+    """
+    error = sys.exc_info()[1]
+    if error is not None and error not in _handled:
+        _handled.append(error)
+        raise AssertionError(f"{item.nodeid} leaves {error!r} as handled")
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

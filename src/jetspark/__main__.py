@@ -1,6 +1,6 @@
 """``python -m jetspark``: the ``jetspark`` command, for environments whose scripts are not on ``PATH``."""
 
-from jetspark.cli.main import run
+from jetspark_command import run
 
 if __name__ == "__main__":
     run()

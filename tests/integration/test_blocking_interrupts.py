@@ -10,10 +10,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from typing import Self
 
 import pytest
-from support.interrupts import Interrupt, Places, count_places, sample
+from support.interrupts import Interrupt, Places, apart, count_places, sample
 
 import jetspark.blocking
 from jetspark import ConsumerConfig, JetSparkError, KVConfig, StreamConfig
@@ -127,7 +128,7 @@ def interrupt_everywhere(server: NatsServer, operation: Operation, *, at: Places
             interrupt = Interrupt(number, at=at)
             try:
                 with interrupt:
-                    operation(nc)
+                    apart(partial(operation, nc))
             except (KeyboardInterrupt, JetSparkError):
                 pass
             except RuntimeError as error:

@@ -22,12 +22,14 @@ from typing import Any, ClassVar
 from unittest import mock
 
 from jetspark.aio.connector import connect
+from jetspark.aio.stream_message import JetStreamMessage
 from jetspark.app import App, Context, Event, Reject, Retry, RetryIn, Skip
 from jetspark.app.dead_letters.redriving import DeadLetterFilter, read_dead_letters, run_redrive
 from jetspark.app.handlers.consumers import consumers_of
+from jetspark.app.handlers.handler_worker import HandlerWorker
 from jetspark.app.provisioning import apply_topology
 from jetspark.app.workers import run_app
-from jetspark.errors import JetSparkError
+from jetspark.errors import HandlerStalled, JetSparkError
 from jetspark.jetstream.config import StreamConfig
 from jetspark.testing.model import Delivery
 from jetspark.testing.network import Network
@@ -38,6 +40,8 @@ STREAM = "SIM"
 RETRIES = "SIM_RETRY"
 PARTITIONED = "SIM_h_PARTITIONS"
 PARTITIONS = 4
+# A partition that is handed on is let go of within this time, and an event that is expected is looked for.
+LET_GO_S = 3.0
 
 
 class Happened(Event, type="happened", key="name", subject="sim.{name}.happened"):
@@ -57,7 +61,12 @@ class Process:
         self.returned_at = 0.0
         """When its last absence ended."""
         self.wires: list[Any] = []
+        self.sessions: set[int] = set()
+        """The numbers of its connections at the server."""
         self.task: asyncio.Task[None] | None = None
+        self.worker: HandlerWorker | None = None
+        self.odd: dict[str, float] = {}
+        """What it holds without reason, and since when."""
         self._held: list[tuple[Any, tuple[Any, ...], contextvars.Context | None]] = []
         """What would have run while it was stopped."""
 
@@ -110,6 +119,7 @@ class ProcessLoop(VirtualLoop):
         transport, protocol = await super().create_connection(protocol_factory, *args, **options)
         if process is not None:
             process.wires.append(transport._wire)
+            process.sessions.add(transport._wire.client)
         return transport, protocol
 
 
@@ -148,8 +158,8 @@ class World:
         self.skipped: set[int] = set()
         self.effects: dict[int, set[str]] = defaultdict(set)
         self.running: dict[int, tuple[Process, float]] = {}
-        self.deliveries: dict[int, int] = {}
-        """How often the server has delivered each event of a partition."""
+        self.deliveries: dict[int, tuple[int, set[int]]] = {}
+        """How often the server has delivered each event of a partition, and the sessions that it was last sent to."""
         self.retried: set[int] = set()
         """Those that were delivered from the retry stream, too."""
         self.is_transaction = rng.random() < 0.5
@@ -236,12 +246,26 @@ class World:
             if words[2] == RETRIES:
                 self.retried.add(number)
             else:
-                self.deliveries[number] = int(words[4])
+                to = {each.session.number for each in self.network.front.interest.find(delivery.subject)}
+                self.deliveries[number] = int(words[4]), to
+
+    def is_with_another(self, process: Process, number: int, delivered: int) -> bool:
+        """Whether an event of a partition was delivered to another process after that to this one."""
+        last, sessions = self.deliveries.get(number, (0, set()))
+        return delivered < last and not sessions & process.sessions
+
+    def on_return(self, process: Process, message: JetStreamMessage) -> None:
+        """A process returns a message: another one that has it would be delivered it again, and lose the time it has."""
+        delivery = message.metadata
+        if delivery.stream == PARTITIONED:
+            number = json.loads(message.data)["data"]["number"]
+            if self.is_with_another(process, number, delivery.delivered):
+                self.violate(f"{process} returned {number} after it was delivered again")
 
     def begin(self, process: Process, event: Happened, delivered: int) -> None:
         self.check_alive(process)
         self.note(f"{process} begins {event.name} {event.number}")
-        if delivered < self.deliveries.get(event.number, 0) and event.number not in self.retried:
+        if self.is_with_another(process, event.number, delivered) and event.number not in self.retried:
             self.violate(f"{event.number} began in {process} after it was delivered again")
         for earlier in self.order[event.name]:
             if earlier < event.number and earlier not in self.done:
@@ -255,14 +279,60 @@ class World:
                 self.zombies += 1
         self.running[event.number] = process, now
 
+    async def _watch_holding(self) -> None:
+        """Each worker, every half second: what holds back a key, and what is in progress, is some reader's affair.
+
+        A key that waits for an event that no reader looks for waits for as long as the process lives, and an event whose
+        reader has ended is kept in progress here, and nowhere else. The worker's own look for stalls would end both,
+        after some time, so that at the end of the run nothing of it is seen.
+        """
+        while True:
+            await asyncio.sleep(0.5)
+            for process in self.processes:
+                worker, now = process.worker, self.network.clock.now
+                if worker is None or worker.is_stopping or process.is_away:
+                    continue
+                followed = {sequence for reader in worker.intakes for sequence in reader.expected}
+                odd = {f"waits for {each}" for each in worker.machine.lanes.expected if each not in followed}
+                kept = [each for each in worker.machine.items if not each.is_taken]  # what runs ends here
+                odd |= {f"keeps {each}" for each in kept if each.intake not in worker.intakes}
+                process.odd = {each: process.odd.get(each, now) for each in odd}
+                for each, since in process.odd.items():
+                    if now - max(since, process.returned_at) > LET_GO_S:
+                        self.violate(f"{process} {each}, which none of its readers does")
+
     def end(self, process: Process, event: Happened, how: str) -> None:
         self.note(f"{process} has {how} {event.name} {event.number}")
         self.done.add(event.number)
 
     def violate(self, text: str) -> None:
         """Noted, not raised: the application takes what a handler raises for a failure of the handler."""
-        self.note(f"VIOLATION: {text}")
-        self.violations.append(text)
+        if text not in self.violations:
+            self.note(f"VIOLATION: {text}")
+            self.violations.append(text)
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[None]:
+        """Tell the checkers of each process's worker, and of the messages that it returns."""
+        run, nak = HandlerWorker.run, JetStreamMessage.nak
+
+        async def run_known(worker: HandlerWorker) -> None:
+            process = CURRENT.get()
+            assert process is not None
+            process.worker = worker
+            try:
+                await run(worker)
+            finally:
+                process.worker = None
+
+        async def nak_known(message: JetStreamMessage, delay: float | None = None) -> None:
+            process = CURRENT.get()
+            assert process is not None
+            self.on_return(process, message)
+            await nak(message, delay)
+
+        with mock.patch.object(HandlerWorker, "run", run_known), mock.patch.object(JetStreamMessage, "nak", nak_known):
+            yield
 
     # ---- processes and their misfortunes -----------------------------------------------------------------------
 
@@ -276,6 +346,9 @@ class World:
             while not process.is_dead:
                 try:
                     await run_app(self.app().spec, URL, only=(), stop_timeout=2.0)
+                    return
+                except HandlerStalled as error:
+                    self.violate(f"{process} stalled: {error}")
                     return
                 except JetSparkError as error:  # it came up while the server was away: its supervisor starts it again
                     self.note(f"{process} ended: {error}")
@@ -349,6 +422,7 @@ class World:
             self.network.front.reply_watchers.append(self.on_delivery)
             alive = [self.start() for _ in range(3)]
             saving = asyncio.create_task(self._save(app))
+            watching = asyncio.create_task(self._watch_holding())
             publishing = asyncio.create_task(self._publish(app))
             await asyncio.sleep(1.0)  # for who publishes to connect
             for fault in faults:
@@ -370,6 +444,7 @@ class World:
                 await self._check_sums(js)
             else:
                 assert all(len(keys) == 1 for keys in self.effects.values()), "an effect happened twice"
+            watching.cancel()
             for process in alive:
                 await self.stop(process)
 
@@ -525,6 +600,7 @@ def run_world(seed: int, *, count: int = 14, kind: type[World] = World, faults: 
     with (
         quiet(),
         seeded(random.Random(seed)),
+        world.watched(),
         asyncio.Runner(loop_factory=lambda: ProcessLoop(world.network)) as runner,
     ):
         try:

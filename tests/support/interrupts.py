@@ -29,7 +29,7 @@ import jetspark
 from support.in_place import run_in_place
 
 __all__ = ["KINDS", "Call", "Ended", "Interrupt", "Interrupted", "Interruption", "Places", "at_bytecode"]
-__all__ += ["count_places", "counted", "innermost", "sample"]
+__all__ += ["apart", "count_places", "counted", "innermost", "sample"]
 
 Call = Callable[[], Coroutine[Any, Any, Any]]
 Places = Literal["signals", "any"]
@@ -178,11 +178,12 @@ def sample(places: int, at_most: int, seed: int) -> list[int]:
     return sorted(random.Random(seed).sample(range(places), at_most))
 
 
-def _apart(call: Callable[[], T]) -> T:
+def apart(call: Callable[[], T]) -> T:
     """Call in a generator, which has a state of handled exceptions of its own.
 
-    What is raised by tracing within the clean-up of an ``except`` leaves its exception there as handled (CPython 3.11).
-    Otherwise every exception that is raised later in this process would have it as its context.
+    An interrupt at one of ``"any"`` places, raised within the clean-up of an ``except``, leaves that ``except``'s
+    exception there as handled (CPython 3.11). Without the generator, every exception that is raised later in this
+    thread would have it as its context, also in other tests.
     """
 
     def calling() -> Iterator[T]:
@@ -196,7 +197,7 @@ def at_bytecode(call: Call, number: int | None) -> Ended:
     ended = Ended()
     try:
         with Interrupt(number, below=(SOURCE,), spares_generators=True) as interrupt:
-            ended.result = _apart(lambda: run_in_place(call()))
+            ended.result = apart(lambda: run_in_place(call()))
     except BaseException as error:
         ended.error = error
     ended.steps, ended.was_interrupted = interrupt.count, bool(interrupt.place)

@@ -206,6 +206,7 @@ THIRD_PARTY: dict[str, set[str]] = {
     "lake": {"pyarrow"},
     "spark": {"pandas", "pyarrow", "pyspark"},
     "testing": {"pytest"},
+    "__main__": {"jetspark_command"},
 }
 ARROW_ROOMS = ("app.columns", "app.archive")
 """Packages of `app` that work on Arrow columns. Applications without Spark or a lake do not import them."""

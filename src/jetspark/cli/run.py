@@ -15,6 +15,7 @@ import typer
 from jetspark.cli.apps import AppName, Servers, connection_options, load_app
 from jetspark.cli.engine_options import Master, PyFiles, spark_target
 from jetspark.cli.option_groups import check_combination
+from jetspark.cli.signals import end_at_once
 from jetspark.cli.supervising import Supervisor, end_with_parent, watched_folder
 from jetspark.core.gc_tuning import seldom_collecting
 from jetspark.errors import ConfigError, HandlerStalled
@@ -110,6 +111,7 @@ def run(app: AppName, options: RunOptions) -> None:
         running = declared.run(
             only=only, stop_timeout=options.stop_timeout, apply=options.apply, live=live, **connection
         )
+        end_at_once.check()
         asyncio.run(_exiting(running))
         return
     if options.apply:

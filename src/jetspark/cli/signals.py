@@ -16,8 +16,17 @@ class _EndAtOnce:
     ends_at_once = True
     """``App.run`` replaces a handler with this attribute, and does not call it."""
 
+    def __init__(self) -> None:
+        self.was_called = False
+
     def __call__(self, number: int, frame: object) -> None:
+        self.was_called = True
         raise EndedAtOnce
+
+    def check(self) -> None:
+        """Raise ``EndedAtOnce`` if it was called. The code that it interrupted may have dropped the exception."""
+        if self.was_called:
+            raise EndedAtOnce
 
 
 end_at_once = _EndAtOnce()

@@ -8,6 +8,7 @@ import random
 from dataclasses import replace
 from typing import Any
 from unittest import mock
+from urllib.parse import urlsplit
 
 import msgspec
 import nats
@@ -533,6 +534,24 @@ async def test_headers_that_make_no_sense_are_answered_and_harm_nobody(url: str,
         errors = [each.headers.get("Nats-Service-Error-Code") for each in answers]
         assert errors == ([None] * 3 if header == "Jetspark-Timeout" else ["500"] * 3)
         assert (await client.call(Enter(ledger="x", writer="w"), timeout=20.0)).events == 1
+
+
+async def test_headers_that_cannot_be_read_are_answered(url: str) -> None:
+    app = bank()
+    async with served(app, url) as client, jetspark.connect(url) as nc:
+        answers = await nc.subscribe("_INBOX.raw")
+        await nc.flush()
+        body, headers = raw_request(Enter(ledger="x", writer="w"), "ledgers.enter"), b"NATS/1.0\r\nno colon\r\n\r\n"
+        where, size = urlsplit(url), len(headers)
+        _, writer = await asyncio.open_connection(where.hostname, where.port)
+        login = json.dumps({"verbose": False, "headers": True, "user": where.username, "pass": where.password})
+        line = f"HPUB cmd.bank.ledgers.enter _INBOX.raw {size} {size + len(body)}"
+        writer.write(f"CONNECT {login}\r\n{line}\r\n".encode() + headers + body + b"\r\n")
+        answer = await answers.next(20.0)
+        with pytest.raises(jetspark.CommandFailed, match="header line 'no colon': expected 'Name: value'"):
+            wire.read_reply(answer.data, answer.headers)
+        writer.close()
+        assert (await (await client.js.stream(app.stream)).info()).state.messages == 0
 
 
 class Say(Command):

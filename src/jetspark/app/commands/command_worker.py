@@ -34,6 +34,7 @@ from jetspark.errors import (
     JetSparkError,
     PayloadTooLarge,
     PermissionDenied,
+    ProtocolError,
 )
 
 if TYPE_CHECKING:
@@ -192,11 +193,18 @@ class RequestServer:
 
     def take(self, spec: CommandSpec, endpoint: Endpoint, message: Message) -> None:
         """Serve a request."""
-        now, headers = self._loop.time(), message.headers
+        now = self._loop.time()
         # Checked before the decision: a command must not have effects that cannot be reported to its caller.
         if message.reply and not self._replies.allows(message.reply, self.runner.stored):
             self._replies.refuse(message.subject, message.reply, now)
             self.count(endpoint, now, CommandFailed(spec.name, f"its reply subject is {message.reply!r}"))
+            return
+        try:
+            headers = message.headers
+        except ProtocolError as error:
+            failed = CommandFailed(spec.name, str(error))
+            self.count(endpoint, now, failed)
+            self.answer(spec, message, failed)
             return
         deadline = now + wire.time_to_decide(headers, self.runner.options.timeout_s)
         self.runner.start(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import datetime
 import logging
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -139,7 +138,7 @@ def timeout_header(timeout_s: float) -> dict[str, str]:
 
 
 def time_to_decide(headers: Mapping[str, str], default_s: float) -> float:
-    """How long a command is tried after its request has arrived; ``default_s`` if its caller gives no time-out.
+    """How long a command is tried after its request has arrived; ``default_s`` if its caller gives no time-out above 0.
 
     A worker stops before its caller's time-out. After it, the caller may ask again, and another worker may answer that
     the command is refused. If the first worker were still trying, it could store the command after that.
@@ -148,8 +147,9 @@ def time_to_decide(headers: Mapping[str, str], default_s: float) -> float:
         wanted_s = float(headers[TIMEOUT]) * DECIDING_PART
     except (KeyError, ValueError):
         return default_s
-    # Not a number is neither more nor less than anything, and the event loop would never find that timer again.
-    return default_s if math.isnan(wanted_s) else min(max(wanted_s, 0.001), 3600.0)
+    # Also false for NaN, a deadline that never comes. A command that runs out of time is not answered, so a time-out
+    # of 0 or less, taken for a very short one, would leave its caller without a reply.
+    return min(max(wanted_s, 0.001), 3600.0) if wanted_s > 0 else default_s
 
 
 def read_expected_version(name: str, headers: Mapping[str, str]) -> int | None:

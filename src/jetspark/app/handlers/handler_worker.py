@@ -278,6 +278,15 @@ class HandlerWorker:
         """Number of connections so far."""
         return self._connection.sessions
 
+    async def return_message(self, message: JetStreamMessage, heard_at: float, delay_s: float | None = None) -> None:
+        """Return a message to the server, if it must be with this worker: :class:`_Pulled` explains ``heard_at``.
+
+        Another worker may have it after its ``ack_wait``, and would get it twice. Without a connection the return would
+        arrive after that.
+        """
+        if self.is_connected and self._loop.time() - heard_at < self.spec.ack_wait_s:
+            await message.nak(delay_s)
+
     async def make_room(self) -> None:
         """Wait until an event is acknowledged, or return events that wait for others which do not fit."""
         surplus = self.machine.surplus(self._loop.time())
@@ -288,7 +297,7 @@ class HandlerWorker:
                 self.room.drop_retry(item)
             elif item.intake is not None:
                 item.intake.expect_again(item)
-            await item.message.nak(self.spec.ack_wait_s / 4)
+            await self.return_message(item.message, item.heard_at, self.spec.ack_wait_s / 4)
         if surplus:
             return
         waiter = self._loop.create_future()

@@ -218,7 +218,7 @@ class Intake:
             left = [item for item in items if not item.message.is_answered]
             await self._worker.store.record_not_begun(left)
             for item in left:
-                await item.message.nak()
+                await self._worker.return_message(item.message, item.heard_at)
             if self.partition is not None and self._tenure is not None:
                 self._tenure = None
                 await self.consumer.unpin(PIN_GROUP)
@@ -312,14 +312,15 @@ class Intake:
             if sent_at is not None and self._loop.time() - pulled.heard_at < ack_wait_s:
                 pulled.heard_at = sent_at
 
-    async def _return(self, found: Sequence[JetStreamMessage], side: Side = "stream") -> None:
+    async def _return(self, pulled: _Pulled, side: Side = "stream") -> None:
         """Return messages that arrived and were not received."""
         self._tenure = None
+        found = pulled.messages
         with suppress(JetSparkError):
             if self._worker.is_connected:
                 await self._worker.store.record_not_begun([self._unread(message, side) for message in found])
             for message in found:
-                await message.nak()
+                await self._worker.return_message(message, pulled.heard_at)
 
     def _unread(self, message: JetStreamMessage, side: Side) -> WorkItem:
         """The item of a message, with the facts that its attempts are counted by."""
@@ -354,7 +355,7 @@ class Intake:
                     self._tenure = (session, pin)
                     return
         except asyncio.CancelledError:
-            await self._return(found)
+            await self._return(pulled)
             raise
 
     # ---- events of other readers -------------------------------------------------------------------------------
@@ -483,9 +484,9 @@ class Intake:
                         self._log.warning("%s: cannot check redelivered events (%s); retried", consumer, error)
                         await asyncio.sleep(PULL_PAUSE.wait_s(failures))
         except asyncio.CancelledError:
-            await self._return(found, side)
+            await self._return(pulled, side)
             raise
-        await self._return(found, side)
+        await self._return(pulled, side)
         found.clear()
         return {}
 
