@@ -14,9 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 from jetspark.cli.apps import connection_options, load_app
-from jetspark.cli.option_groups import Output, check_combination
+from jetspark.cli.option_groups import Output
 from jetspark.cli.tables import printable
-from jetspark.errors import ConnectionClosed, NetworkError, StreamNotFound, TopologyDrift
+from jetspark.errors import ConfigError, ConnectionClosed, NetworkError, StreamNotFound, TopologyDrift
 
 if TYPE_CHECKING:
     from jetspark.app import App
@@ -75,8 +75,8 @@ def lag(
 
     Examples: `jetspark lag orders:app --watch`, `jetspark lag --stream ORDERS --json`
     """
-    if every is not None:
-        check_combination("--every", {"no --watch": not watch}, "it is the pause between measurements")
+    if every is not None and not watch:
+        raise ConfigError(f"--every {every:g} needs --watch: it is the pause between measurements")
     declared = None if app is None else load_app(app)
 
     async def run() -> bool:

@@ -1,7 +1,7 @@
 """Lag: how far handlers, projections, archives and other readers are behind, and where that is going."""
 
 from jetspark.app.lag.checkpoints import checkpoint_readers
-from jetspark.app.lag.measures import StreamReader
+from jetspark.app.lag.measures import PositionReader
 from jetspark.app.lag.monitor import LagMonitor, lag
 from jetspark.app.lag.outlook import LagOutlook
 from jetspark.app.lag.report import DeadLetterLag, LagPart, LagReport, LagRow
@@ -13,7 +13,7 @@ __all__ = [
     "LagPart",
     "LagReport",
     "LagRow",
-    "StreamReader",
+    "PositionReader",
     "checkpoint_readers",
     "lag",
 ]

@@ -10,17 +10,18 @@ from __future__ import annotations
 import asyncio
 import datetime
 from collections import Counter, defaultdict
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from jetspark.aio.context import context_of
 from jetspark.app.contracts.catalogue import contract_of
 from jetspark.app.dead_letters.listing import DeadLetterFilter, each_dead_letter
 from jetspark.app.handlers.consumers import advisory_consumer, consumers_of
 from jetspark.app.handlers.partitions import copied_from
-from jetspark.app.lag.measures import HandlerReading, Part, Probe, StreamReader, ask
+from jetspark.app.lag.measures import HandlerSources, LagSource, Part, PositionReader, Probe, ask, measure_handler
+from jetspark.app.lag.report import DeadLetterLag, age_s
 from jetspark.app.projections.bucket_refs import BucketRef, alias_key, bucket_ref_of
 from jetspark.app.projections.positions import FoldPosition
 from jetspark.app.projections.state_header import position_key
@@ -31,7 +32,7 @@ from jetspark.app.topology.names import (
     projection_bucket,
     retry_stream,
 )
-from jetspark.errors import JetSparkError, MessageNotFound, StreamNotFound
+from jetspark.errors import JetSparkError, MessageNotFound
 from jetspark.jetstream.info import ConsumerInfo
 from jetspark.jetstream.kv import key_of, subject_of
 
@@ -41,7 +42,9 @@ if TYPE_CHECKING:
     from jetspark.app.projections.projection_spec import ProjectionSpec
     from jetspark.app.spec import AppSpec
 
-__all__ = ["AppReadings", "FoldReader", "LetterCounts", "own_consumers"]
+__all__ = ["AppReadings", "own_consumers"]
+
+T = TypeVar("T")
 
 MAX_LISTED = 50_000
 """Dead letters that are read, and subjects of scheduled retries that are listed, for one report."""
@@ -55,13 +58,6 @@ class LetterCounts:
     """Open ones, and those behind an open one: they wait for an operator."""
     moving: Part = field(default_factory=Part)
     """Those behind a retry, or behind a dead letter that is redriven: they follow by themselves."""
-
-
-class FoldReader(NamedTuple):
-    """A projection as a reader of the application's stream."""
-
-    reader: StreamReader
-    notes: tuple[str, ...]
 
 
 def own_consumers(app: AppSpec) -> set[tuple[str, str]]:
@@ -78,73 +74,90 @@ class AppReadings:
     def __init__(self, server: ServerReadings, app: AppSpec) -> None:
         self._server, self._app = server, app
         self._api = context_of(server.js).api
-        self._copied: dict[str, int | JetSparkError] = {}
         self._scheduled: dict[str, Part] = {}
+        self._letters: dict[str, LetterCounts] = {}
+        self._parked: Mapping[str, int] | None = None
         self._notes: list[str] = []
-        self.letters: dict[str, LetterCounts] = {}
-        self.parked: Mapping[str, int] | None = None
-        """Parked keys of each handler; None if they cannot be read."""
 
-    async def read(self) -> None:
-        """Read everything but the positions of projections.
+    async def read(self) -> list[LagSource]:
+        """The handlers, workflows and projections of the application.
 
         Raises:
             StreamNotFound: The stream of the application does not exist.
         """
         app, server = self._app, self._server
-        copies = [partition_stream(app.name, spec.name) for spec in app.handlers.values() if spec.partitions]
-        names = [app.stream, *copies]
-        names += [retry_stream(app.name), app.advisories] if app.handlers else []
-        names += [dead_letter_stream(app.name)] if app.handlers or app.projections else []
-        await server.read_streams(names)
-        if isinstance(error := server.streams[app.stream], StreamNotFound):
-            raise error
-        if app.handlers:
-            partitioned = [spec for spec in app.handlers.values() if spec.partitions]
-            found = await asyncio.gather(*(server.attempt(self._read_copied(spec)) for spec in partitioned))
-            self._copied = {spec.name: each for spec, each in zip(partitioned, found, strict=True)}
-            await server.read_consumers([app.stream, *copies])
-            self._scheduled = await self._known("scheduled retries", self._read_scheduled(), {})
+        await server.read_streams([app.stream], must_exist=True)
+        sources = await self._projections()
+        specs = list(app.handlers.values())
+        copies = {spec.name: partition_stream(app.name, spec.name) for spec in specs if spec.partitions}
+        copied: dict[str, int | JetSparkError] = {}
+        if specs:
+            await server.read_streams([*copies.values(), retry_stream(app.name)])
+            found = await asyncio.gather(*(server.attempt(self._read_copied(each)) for each in copies.values()))
+            copied = dict(zip(copies, found, strict=True))
+            await server.read_consumers([app.stream, *copies.values()])
+            self._scheduled = await self._known("scheduled retries", self._read_scheduled()) or {}
             await server.read_consumers([retry_stream(app.name), app.advisories])
-            self.parked = await self._known("parked keys", self._read_parked(), None)
-        if app.handlers or app.projections:
-            self.letters = await self._known("dead letters", self._read_letters(), {})
+            self._parked = await self._known("parked keys", self._read_parked())
+        if sources or specs:
+            await server.read_streams([dead_letter_stream(app.name)])
+            self._letters = await self._known("dead letters", self._read_letters()) or {}
+        for spec in specs:
+            kind = "workflow" if spec.name in app.workflows else "handler"
+            reading = self._handler(spec, copied.get(spec.name))
+            measurement = reading if isinstance(reading, str) else measure_handler(reading)
+            sources.append(LagSource(kind, spec.name, copies.get(spec.name, app.stream), measurement))
+        return sources
 
-    async def _known(self, what: str, reading: Any, default: Any) -> Any:
+    def dead_letters(self, at: datetime.datetime) -> list[DeadLetterLag]:
+        """The dead letters and parked keys, by handler, at the moment when they were read."""
+        found = []
+        for name in {*self._letters, *(self._parked or ())}:
+            stuck = self._letters.get(name, LetterCounts()).stuck
+            parked = None if self._parked is None else self._parked.get(name, 0)
+            found.append(
+                DeadLetterLag(name=name, messages=stuck.messages, seconds=age_s(stuck, at), parked_keys=parked)
+            )
+        return found
+
+    async def _known(self, what: str, reading: Awaitable[T]) -> T | None:
         found = await self._server.attempt(reading)
         if isinstance(found, JetSparkError):
             self._notes.append(f"{what} are unknown: {found}")
-            return default
+            return None
         return found
 
-    def handler(self, spec: HandlerSpec) -> HandlerReading | str:
-        """The sources of a handler's lag; or the reason why they are unknown."""
+    # ---- handlers ----------------------------------------------------------------------------------------------
+
+    def _handler(self, spec: HandlerSpec, copied: int | JetSparkError | None) -> HandlerSources | str:
+        """The sources of a handler's lag; or the reason why it is unknown."""
         app, events, retries, notes = self._app, [], [], list(self._notes)
-        for place in consumers_of(app, spec):
-            info = self._find(place.stream, place.name)
-            if place.stream != retry_stream(app.name):
-                if isinstance(info, str):
-                    return info
-                events.append(info)
-            elif isinstance(info, str):
-                notes.append(f"retries that are due are unknown: {info}")
-            else:
-                # The second filter is that of redrives: these events are dead letters until they are handled.
-                retries.append((info, (place.config.filter_subjects or [])[0]))
-        copied = self._copied.get(spec.name, 0)
         if isinstance(copied, JetSparkError):
             return str(copied)
+        for place in consumers_of(app, spec):
+            info = self._find(place.stream, place.name)
+            if isinstance(info, ConsumerInfo) and place.stream == retry_stream(app.name):
+                # The second filter is that of redrives: these events are dead letters until they are handled.
+                retries.append((info, (place.config.filter_subjects or [])[0]))
+            elif isinstance(info, ConsumerInfo):
+                events.append(info)
+            elif place.stream == retry_stream(app.name):
+                notes.append(f"retries that are due are unknown: {info}")
+            else:
+                return info
         advisories = self._find(app.advisories, advisory_consumer(app, spec).name)
         if isinstance(advisories, str):
             notes.append(f"events that the server gave up are unknown: {advisories}")
-        moving = self.letters.get(spec.name, LetterCounts()).moving
-        return HandlerReading(
+        return HandlerSources(
             events=events,
             filters=_filters_of(spec.events),
             retries=retries,
             advisories=None if isinstance(advisories, str) else advisories,
-            copied=(app.stream, copied) if spec.partitions else None,
-            others={"scheduled": self._scheduled.get(spec.name, Part()), "behind_retry": moving},
+            copied=None if copied is None else (app.stream, copied),
+            others={
+                "scheduled": self._scheduled.get(spec.name, Part()),
+                "behind_retry": self._letters.get(spec.name, LetterCounts()).moving,
+            },
             notes=notes,
         )
 
@@ -155,11 +168,10 @@ class AppReadings:
         missing = "does not exist; see `jetspark plan`" if not consumers.missing else "did not answer"
         return consumers.get(name) or f"consumer {name} of {stream} {missing}"
 
-    async def _read_copied(self, spec: HandlerSpec) -> int:
-        """The last sequence of the application's stream that was copied into the partitions of a handler."""
-        copies = partition_stream(self._app.name, spec.name)
+    async def _read_copied(self, copies: str) -> int:
+        """The last sequence of the application's stream that was copied into a stream of partitions."""
         try:
-            last = await self._server.run(self._api.get_message(copies, {"last_by_subj": ">"}, direct=False))
+            last = await self._server.run(self._api.get_message(copies, {"last_by_subj": ">"}, direct=True))
         except MessageNotFound:
             return 0
         return copied_from(last.headers, last.subject).sequence
@@ -224,17 +236,26 @@ class AppReadings:
 
     # ---- projections -------------------------------------------------------------------------------------------
 
-    async def projections(self) -> dict[str, FoldReader | JetSparkError]:
-        """The position of each projection, from the bucket it is in, where every engine stores it."""
+    async def _projections(self) -> list[LagSource]:
+        """The projections at the positions in their buckets, where every engine stores them."""
         specs = list(self._app.projections.values())
         if not specs:
-            return {}
+            return []
         aliases = await self._server.attempt(self._read_aliases())
         if isinstance(aliases, JetSparkError):
-            return {spec.name: aliases for spec in specs}
-        places = [bucket_ref_of(spec, aliases.get(alias_key(spec.name))) for spec in specs]
-        readings = (self._server.attempt(self._read_fold(*each)) for each in zip(specs, places, strict=True))
-        return {spec.name: each for spec, each in zip(specs, await asyncio.gather(*readings), strict=True)}
+            return [LagSource("projection", spec.name, self._app.stream, str(aliases)) for spec in specs]
+        readers = await asyncio.gather(
+            *(
+                self._server.attempt(self._read_fold(spec, bucket_ref_of(spec, aliases.get(alias_key(spec.name)))))
+                for spec in specs
+            )
+        )
+        return [
+            LagSource("projection", spec.name, self._app.stream, str(reader))
+            if isinstance(reader, JetSparkError)
+            else self._server.source_of(reader)
+            for spec, reader in zip(specs, readers, strict=True)
+        ]
 
     async def _read_aliases(self) -> dict[str, bytes | None]:
         records = projection_bucket(self._app.name)
@@ -243,7 +264,7 @@ class AppReadings:
         stored = await stream.get_last_messages(subjects)
         return {key_of(records, message.subject): message.data or None for message in stored}
 
-    async def _read_fold(self, spec: ProjectionSpec, place: BucketRef) -> FoldReader:
+    async def _read_fold(self, spec: ProjectionSpec, place: BucketRef) -> PositionReader:
         query = {"last_by_subj": subject_of(place.bucket, position_key())}
         position, notes = None, []
         try:
@@ -258,15 +279,15 @@ class AppReadings:
             notes.append(
                 f"bucket {place.bucket} is of version {place.version}, and this code is version {spec.version}"
             )
-        reader = StreamReader(
+        return PositionReader(
             kind="projection",
             name=spec.name,
             stream=self._app.stream,
             next=1 if position is None else position.sequence + 1,
             created=None if position is None else position.created,
             filters=tuple(_filters_of(spec.events)),
+            notes=tuple(notes),
         )
-        return FoldReader(reader, tuple(notes))
 
 
 def _filters_of(events: Sequence[type[object]]) -> list[str]:

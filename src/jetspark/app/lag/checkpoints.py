@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from jetspark.app.lag.measures import StreamReader
+from jetspark.app.lag.measures import PositionReader
 from jetspark.errors import ConfigError
 
 __all__ = ["checkpoint_readers"]
@@ -19,7 +19,7 @@ __all__ = ["checkpoint_readers"]
 _READABLE = (1, 2)
 
 
-def checkpoint_readers(folder: str | Path, name: str | None = None) -> list[StreamReader]:
+def checkpoint_readers(folder: str | Path, name: str | None = None) -> list[PositionReader]:
     """The readers of a query, one for each stream of its JetStream sources.
 
     Args:
@@ -54,10 +54,10 @@ def _offset(line: str) -> dict[str, Any] | None:
     return found if isinstance(found, dict) and found.get("version") in _READABLE and "streams" in found else None
 
 
-def _readers(offset: dict[str, Any], name: str) -> list[StreamReader]:
+def _readers(offset: dict[str, Any], name: str) -> list[PositionReader]:
     filters = [str(each) for each in offset.get("subjects") or ()]
     return [
-        StreamReader(
+        PositionReader(
             kind="spark",
             name=name,
             stream=stream,

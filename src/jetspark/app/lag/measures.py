@@ -34,12 +34,13 @@ from jetspark.state.scan import messages_from
 __all__ = [
     "NOTHING",
     "Counted",
-    "HandlerReading",
-    "Measured",
+    "HandlerSources",
+    "LagSource",
+    "MeasuredLag",
     "Part",
+    "PositionReader",
     "Probe",
     "Probing",
-    "StreamReader",
     "ask",
     "measure_consumer",
     "measure_handler",
@@ -102,13 +103,15 @@ class Part(NamedTuple):
 
 
 @dataclass(slots=True)
-class Measured:
+class MeasuredLag:
     """The parts by which a reader is behind, and where it is."""
 
     parts: dict[str, Part] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     position: int = 0
-    """The last sequence that was read. It grows by one or more with every message that is read."""
+    """The last sequence that was read."""
+    progress: int = 0
+    """Grows by one or more with each message that is read, and not with messages that are removed."""
     identity: tuple[str, ...] = ()
     """Another stream, consumer or bucket has another identity: its numbers do not continue the earlier ones."""
     is_paused: bool = False
@@ -125,13 +128,27 @@ class Measured:
         return sum(part.messages for part in self.parts.values())
 
     @property
+    def has_ages(self) -> bool:
+        return all(part.oldest is not None for part in self.parts.values() if part.messages)
+
+    @property
     def underway(self) -> int:
-        """Messages that can be done without a change of the position."""
+        """Messages that can be done without progress: they were read before."""
         return sum(part.messages for name, part in self.parts.items() if name != "waiting")
 
 
+class LagSource(NamedTuple):
+    """A reader to be measured."""
+
+    kind: str
+    name: str
+    stream: str
+    measurement: Probing[MeasuredLag] | str
+    """The reason, if its lag is unknown."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StreamReader:
+class PositionReader:
     """A reader that keeps its own position: an archive, a Spark query, or a program of yours."""
 
     kind: str
@@ -143,10 +160,12 @@ class StreamReader:
     """Creation time of the stream that it reads; None to accept any stream of this name."""
     filters: tuple[str, ...] = ()
     """The subjects that it reads; empty for the whole stream."""
+    notes: tuple[str, ...] = ()
+    """Remarks for the report."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HandlerReading:
+class HandlerSources:
     """The sources of a handler's lag, as they were read."""
 
     events: Sequence[ConsumerInfo]
@@ -185,14 +204,15 @@ def ask(api: Api, probe: Probe, *, is_direct: bool) -> Operation[Counted]:
     return Counted(behind + 1, stored.sequence, stored.timestamp)
 
 
-def measure_reader(reader: StreamReader, info: StreamInfo) -> Probing[Measured]:
+def measure_reader(reader: PositionReader, info: StreamInfo) -> Probing[MeasuredLag]:
     """The lag of a reader that keeps its own position."""
     created = time_text(info.created) if info.created is not None else ""
-    found = Measured(position=reader.next - 1, identity=(reader.stream, created))
+    found = MeasuredLag(notes=list(reader.notes), position=reader.next - 1, identity=(reader.stream, created))
     start = reader.next
     if reader.created is not None and _moment(reader.created) != _moment(created):
         found.note(f"its position is of stream {reader.stream} as it was created at {reader.created}; all is counted")
         start, found.position = 1, 0
+    found.progress = found.position
     if start > info.state.last_sequence:
         found.add("waiting", Part())
         return found
@@ -206,7 +226,7 @@ def measure_reader(reader: StreamReader, info: StreamInfo) -> Probing[Measured]:
     return found
 
 
-def measure_consumer(info: ConsumerInfo, filters: Sequence[str] = ()) -> Probing[Measured]:
+def measure_consumer(info: ConsumerInfo, filters: Sequence[str] = ()) -> Probing[MeasuredLag]:
     """The lag of one consumer.
 
     Args:
@@ -217,7 +237,12 @@ def measure_consumer(info: ConsumerInfo, filters: Sequence[str] = ()) -> Probing
     own = filters_of(info.config)
     wanted = tuple(filters) or own
     is_exact = all(any(is_subset(each, other) for other in wanted) for each in own)
-    found = Measured(position=reached, identity=(stream, info.name, str(info.created)), is_paused=info.is_paused)
+    found = MeasuredLag(
+        position=reached,
+        progress=info.delivered.consumer_sequence,
+        identity=(stream, info.name, str(info.created)),
+        is_paused=info.is_paused,
+    )
     found.add("waiting", Part())
     found.add("in_flight", Part())
     is_stuck = (info.config.max_deliver or 0) > 0 and floor < reached and not info.ack_pending
@@ -248,15 +273,16 @@ def measure_consumer(info: ConsumerInfo, filters: Sequence[str] = ()) -> Probing
     return found
 
 
-def measure_handler(reading: HandlerReading) -> Probing[Measured]:
+def measure_handler(reading: HandlerSources) -> Probing[MeasuredLag]:
     """The lag of a handler, with all its consumers and its retries.
 
     The parts are disjoint as long as no event changes its place. While one does, it may be counted in both places.
     """
-    found = Measured(notes=list(reading.notes))
+    found = MeasuredLag(notes=list(reading.notes))
     for info in reading.events:
         part = yield from measure_consumer(info, () if reading.copied else reading.filters)
         found.position += part.position
+        found.progress += part.progress
         found.identity += part.identity
         found.is_paused |= part.is_paused
         _take(found, part, {"waiting": "waiting", "in_flight": "in_flight"})
@@ -277,7 +303,7 @@ def measure_handler(reading: HandlerReading) -> Probing[Measured]:
     return found
 
 
-def _take(found: Measured, part: Measured, names: Mapping[str, str]) -> None:
+def _take(found: MeasuredLag, part: MeasuredLag, names: Mapping[str, str]) -> None:
     for name, each in part.parts.items():
         found.add(names[name], each)
     for note in part.notes:

@@ -64,24 +64,25 @@ class LagSample(NamedTuple):
     """By the server's clock."""
     messages: int
     position: int
+    """The last sequence that was read."""
+    progress: int
+    """Grows by one or more with each message that is read, and not with messages that are removed."""
     underway: int
-    """Messages that can be done without a change of the position."""
+    """Messages that can be done without progress: they were read before."""
     oldest_s: float | None
     """Age of the oldest message that the stream must keep for the reader; None if it is unknown, 0.0 without one."""
     distance: int
     """Sequences from that message to the end of its stream; 0 without one."""
     identity: tuple[str, ...]
-    stream: str = ""
-    """The stream of that message."""
 
     def continues(self, before: LagSample) -> bool:
         """True if it is comparable with an earlier sample."""
-        moved = self.position - before.position
+        read = self.progress - before.progress
         return (
-            (self.identity, self.stream) == (before.identity, before.stream)
+            self.identity == before.identity
             and self.at > before.at
-            and moved >= 0
-            and before.messages - self.messages <= moved + before.underway
+            and self.position >= before.position
+            and before.messages - self.messages <= read + before.underway
         )
 
 
@@ -125,7 +126,7 @@ class LagSeries:
         slope = self._slope(lambda sample: sample.messages)
         if slope is None:
             return LagOutlook(kept_for_s=kept_for_s)
-        caught_up_in_s = _time_to(0 - last.messages, slope) if last.messages else 0.0
+        caught_up_in_s = _time_to(last.messages, -slope) if last.messages else 0.0
         overtaken_in_s, overtaken_by = self._overtaken(limits)
         if overtaken_in_s is not None and caught_up_in_s is not None and caught_up_in_s <= overtaken_in_s:
             overtaken_in_s = overtaken_by = None
@@ -162,14 +163,12 @@ class LagSeries:
         return statistics.median((high - low) / (end - begin).total_seconds() for (begin, low), (end, high) in pairs)
 
 
-def _time_to(way: float, slope: float | None) -> float | None:
-    """When something that changes by ``slope`` each second has changed by ``way``; None if it does not."""
-    if not slope or not math.isfinite(way):
+def _time_to(room: float, growth: float | None) -> float | None:
+    """When something that grows by so much each second has filled the room; None if it never does."""
+    if not growth or growth < 0 or not math.isfinite(room):
         return None
-    seconds = way / slope
-    if seconds < 0 and slope > 0 >= way:
-        return 0.0  # the limit is reached
-    return seconds if 0 <= seconds <= FAR_S else None
+    seconds = max(0.0, room / growth)
+    return seconds if seconds <= FAR_S else None
 
 
 def _limit(value: float | None) -> float:

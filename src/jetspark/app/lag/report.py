@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
-from jetspark.app.lag.measures import Measured, Part
+from jetspark.app.lag.measures import LagSource, MeasuredLag, Part
 from jetspark.app.lag.outlook import LagOutlook, LagSample
 from jetspark.jetstream.info import StreamInfo
 from jetspark.jetstream.wire import time_text
@@ -17,8 +17,8 @@ __all__ = ["DeadLetterLag", "LagPart", "LagReport", "LagRow", "age_s", "row_of",
 
 SCHEMA = 1
 """Version of the JSON form. Fields may be added; a change of a field's meaning is another version."""
-# Parts whose messages are still needed from a stream with limits.
-_NEEDED = ("waiting", "in_flight", "uncopied")
+# Parts whose messages are needed from the reader's stream: the others are copies in streams without limits.
+_NEEDED = ("waiting", "in_flight")
 
 
 class LagPart(NamedTuple):
@@ -34,7 +34,7 @@ class LagRow:
     """How far one reader is behind."""
 
     kind: str
-    """``handler``, ``workflow``, ``projection``, ``consumer``, or the kind of a :class:`StreamReader`."""
+    """``handler``, ``workflow``, ``projection``, ``consumer``, or the kind of a :class:`PositionReader`."""
     name: str
     stream: str
     messages: int | None = None
@@ -132,15 +132,15 @@ class LagReport:
         }
 
 
-def row_of(kind: str, name: str, stream: str, measured: Measured, at: datetime.datetime, outlook: LagOutlook) -> LagRow:
+def row_of(source: LagSource, measured: MeasuredLag, at: datetime.datetime, outlook: LagOutlook) -> LagRow:
     """The row of a reader that was measured at a moment."""
     parts = {name: LagPart(part.messages, age_s(part, at)) for name, part in measured.parts.items()}
     behind = [part.seconds for part in parts.values() if part.messages]
     ages = [seconds for seconds in behind if seconds is not None]
     return LagRow(
-        kind=kind,
-        name=name,
-        stream=stream,
+        kind=source.kind,
+        name=source.name,
+        stream=source.stream,
         messages=measured.messages,
         seconds=None if len(ages) < len(behind) else max(ages, default=0.0),
         parts=parts,
@@ -150,27 +150,21 @@ def row_of(kind: str, name: str, stream: str, measured: Measured, at: datetime.d
     )
 
 
-def sample_of(measured: Measured, at: datetime.datetime, streams: Mapping[str, StreamInfo]) -> LagSample:
-    """The sample of a reader for its series.
-
-    Args:
-        streams: By part, the stream whose limits count; ``waiting`` for the parts that are not named.
-    """
-    needed = {name: measured.parts[name] for name in _NEEDED if name in measured.parts}
-    behind = {name: part for name, part in needed.items() if part.messages}
-    known = [part.oldest for part in behind.values() if part.oldest is not None]
-    name = min(behind, key=lambda name: behind[name].oldest or at, default="waiting")
-    part, stream = needed.get(name, Part()), streams.get(name, streams["waiting"])
-    distance = max(0, stream.state.last_sequence + 1 - part.first) if part.messages and part.first else 0
+def sample_of(measured: MeasuredLag, at: datetime.datetime, info: StreamInfo) -> LagSample:
+    """The sample of a reader for its series; ``info`` is of the stream that it reads."""
+    needed = Part()
+    for name in _NEEDED:
+        needed = needed.joined(measured.parts.get(name, Part()))
+    distance = info.state.last_sequence + 1 - needed.first if needed.messages and needed.first else 0
     return LagSample(
-        at,
-        measured.messages,
-        measured.position,
-        measured.underway,
-        None if len(known) < len(behind) else age_s(part, at),
-        distance,
-        measured.identity,
-        stream.config.name or "",
+        at=at,
+        messages=measured.messages,
+        position=measured.position,
+        progress=measured.progress,
+        underway=measured.underway,
+        oldest_s=age_s(needed, at),
+        distance=max(0, distance),
+        identity=measured.identity,
     )
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 from typing import TypeVar
 
 from jetspark.aio.context import context_of
 from jetspark.aio.jetstream import JetStream
-from jetspark.app.lag.measures import Counted, Probe, Probing, ask
-from jetspark.errors import ConnectionClosed, JetSparkError
+from jetspark.app.lag.measures import Counted, LagSource, PositionReader, Probe, Probing, ask, measure_reader
+from jetspark.errors import ConnectionClosed, JetSparkError, StreamNotFound
 from jetspark.jetstream.info import ConsumerInfo, StreamInfo
 from jetspark.jetstream.operations import Operation
 
@@ -52,12 +52,20 @@ class ServerReadings:
         except JetSparkError as error:
             return error
 
-    async def read_streams(self, names: Iterable[str]) -> None:
-        """Read the infos of some streams."""
+    async def read_streams(self, names: Iterable[str], *, must_exist: bool = False) -> None:
+        """Read the infos of some streams.
+
+        Raises:
+            StreamNotFound: With ``must_exist``, one of them does not exist.
+        """
         new = [name for name in dict.fromkeys(names) if name not in self.streams]
         api = self._context.api
         found = await asyncio.gather(*(self.attempt(self.run(api.stream_info(name))) for name in new))
         self.streams |= dict(zip(new, found, strict=True))
+        if must_exist:
+            for each in found:
+                if isinstance(each, StreamNotFound):
+                    raise each
 
     async def read_all_streams(self) -> int:
         """Read the infos of all streams of the account; returns the number of streams that did not answer.
@@ -114,12 +122,18 @@ class ServerReadings:
 
     async def _answer(self, probe: Probe) -> Counted | None:
         info = self.streams.get(probe.stream)
-        is_direct = isinstance(info, StreamInfo) and bool(info.config.allow_direct)
+        is_direct = not isinstance(info, StreamInfo) or bool(info.config.allow_direct)
         found = await self.attempt(self.run(ask(self._context.api, probe, is_direct=is_direct)))
         if isinstance(found, JetSparkError):
             self.denied.setdefault(probe.stream, found)
             return None
         return found
 
-    def known_streams(self) -> Mapping[str, StreamInfo]:
-        return {name: info for name, info in self.streams.items() if isinstance(info, StreamInfo)}
+    def known_streams(self) -> list[StreamInfo]:
+        return [info for info in self.streams.values() if isinstance(info, StreamInfo)]
+
+    def source_of(self, reader: PositionReader) -> LagSource:
+        """The reader of a stream whose info was read."""
+        info = self.streams[reader.stream]
+        measurement = str(info) if isinstance(info, JetSparkError) else measure_reader(reader, info)
+        return LagSource(reader.kind, reader.name, reader.stream, measurement)
