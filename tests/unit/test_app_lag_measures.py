@@ -15,6 +15,7 @@ from jetspark.app.lag.measures import (
     NOTHING,
     Counted,
     HandlerSources,
+    HandlerWaits,
     MeasuredLag,
     Part,
     PositionReader,
@@ -23,6 +24,7 @@ from jetspark.app.lag.measures import (
     measure_consumer,
     measure_handler,
     measure_reader,
+    waits_of,
 )
 from jetspark.core.subjects import matches
 from jetspark.jetstream.config import ConsumerConfig, StreamConfig
@@ -54,7 +56,7 @@ class Stored:
         assert probe.stream == self.name
         self.asked.append(probe)
         found = [number for number in self.of([probe.subject]) if number >= probe.sequence]
-        return Counted(len(found), min(found), time_of(min(found))) if found else NOTHING
+        return Counted(len(found), min(found), time_of(min(found)), self.subjects[min(found)]) if found else NOTHING
 
     @property
     def info(self) -> StreamInfo:
@@ -220,7 +222,7 @@ def test_without_answers_a_reader_counts_sequences() -> None:
 
 def test_the_parts_of_a_handler_add_up() -> None:
     events = _numbered("a", "a", "b", "a")
-    retries = _numbered("r.wait.1", "r.due.1", "r.redrive.2", "r.due.3", "r.due.4")
+    retries = _numbered("r.wait.S.1.9", "r.due.S.1.9", "r.redrive.S.2.9", "r.due.S.3.60000000", "r.due.S.4.70000000")
     retries.name = "R"
     advisories = _numbered("adv")
     advisories.name = "A"
@@ -239,7 +241,7 @@ def test_the_parts_of_a_handler_add_up() -> None:
         filters=["a"],
         retries=[(waits, "r.due.>")],
         advisories=consumer(advisories, (">",), 0, set()),
-        others={"scheduled": scheduled, "behind_retry": Part(5, time_of(3))},
+        waits=HandlerWaits(scheduled, Part(5, time_of(3)), Part(7, time_of(1))),
     )
     measured = run({"S": events, "R": retries, "A": advisories}, measure_handler(reading))
     assert parts(measured) == {
@@ -251,6 +253,8 @@ def test_the_parts_of_a_handler_add_up() -> None:
         "behind_retry": 5,
     }
     assert measured.messages == 11
+    # The age of a retry is that of its event: the first one is that with 60 million microseconds.
+    assert measured.parts["due"].oldest == datetime.datetime(1970, 1, 1, 0, 1, tzinfo=datetime.UTC)
     assert measured.underway == 10
 
 
@@ -280,3 +284,28 @@ def test_partitions_are_added_up_with_the_events_that_are_not_copied_yet() -> No
 )
 def test_parts_are_joined(one: Part, other: Part, both: Part) -> None:
     assert one.joined(other) == other.joined(one) == both
+
+
+def _micros(*times_us: int) -> Part:
+    oldest = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC) + datetime.timedelta(microseconds=min(times_us))
+    return Part(len(times_us), oldest)
+
+
+def test_events_that_left_the_consumer_are_counted_once() -> None:
+    """The key ``a`` waits for a retry, ``b`` for an operator; ``c`` was redriven and is retried since."""
+    retries = ["retry.shop.h.wait.S.1.10", "retry.shop.h.wait.S.7.70", "retry.shop.other.wait.S.1.10"]
+    letters = [
+        ("dlq.shop.h.a.S.2.20", False),
+        ("dlq.shop.h.a.S.3.30", False),
+        ("dlq.shop.h.b.S.4.40", True),
+        ("dlq.shop.h.b.S.5.50", False),
+        ("dlq.shop.h.c.S.7.70", True),
+        ("dlq.shop.h.c.S.8.80", False),
+        ("dlq.shop.projections.-.S.9.90", True),
+        ("dlq.shop.other.b.S.5.50", False),
+    ]
+    assert waits_of(retries, letters) == {
+        "h": HandlerWaits(_micros(10, 70), _micros(20, 30, 80), _micros(40, 50)),
+        "other": HandlerWaits(_micros(10), _micros(50)),
+        "projections": HandlerWaits(dead_letters=_micros(90)),
+    }

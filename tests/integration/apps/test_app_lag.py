@@ -21,13 +21,14 @@ import jetspark
 from jetspark import ConsumerConfig, StreamConfig
 from jetspark.aio.context import DriverContext
 from jetspark.aio.jetstream import JetStream
+from jetspark.aio.stream import Stream
 from jetspark.app import App, AppClient, Context, Event, Reject, Retry, RetryIn, Skip
 from jetspark.app.contracts.catalogue import contract_of
 from jetspark.app.lag import LagMonitor, LagReport, LagRow, PositionReader, lag
 from jetspark.app.projections.bucket_refs import BucketRef, open_records, swap
 from jetspark.app.topology.names import partition_stream
 from jetspark.core.subjects import matches, overlaps
-from jetspark.errors import ConnectionLost, NetworkError, StreamNotFound
+from jetspark.errors import ConnectionLost, MessageNotFound, NetworkError, StreamNotFound
 from jetspark.jetstream.operations import Request
 from jetspark.server import NatsServer
 
@@ -58,12 +59,16 @@ class Shop:
         self.app = App("shop", stream="SHOP", subjects=["shop.>"])
         self.app.register(Noted)
         self.done = defaultdict[str, set[int]](set)
+        self.given_up = defaultdict[str, set[int]](set)
+        """Events that somebody terminated since a worker ran; they count even if they were deleted since."""
+        self.held: dict[str, list[Any]] = {}
+        """Messages that were delivered since a worker ran."""
         self.is_mended = False
         retry = Retry(attempts=3, first_s=0.05, jitter=0, in_lane_s=1.0)
         for durable, kinds in KINDS.items():
             partitions = 2 if durable == "parts" else None
             options: dict[str, Any] = {"partitions": partitions, "takeover_s": 1.0} if partitions else {}
-            self.app.handler(*kinds, durable=durable, retry=retry, ack_wait_s=2.0, **options)(self._handler(durable))
+            self.app.handler(*kinds, durable=durable, retry=retry, ack_wait_s=1.0, **options)(self._handler(durable))
 
         @self.app.projection("names", events=[Paid, Noted], bucket="names")
         class Names:
@@ -120,13 +125,14 @@ async def count(js: JetStream, shop: Shop, handler: str) -> Truth:
             if any(matches(each, message.subject) for each in filters):
                 stored[message.sequence] = message.timestamp
     retries = [each.sequence async for each in client.retries.list(handler=handler)]
-    letters = [each async for each in client.dead_letters.list(handler=handler)]
+    letters = [each async for each in client.dead_letters.list(handler=handler) if each.sequence not in retries]
     stuck = {each.key for each in letters if each.status == "open"}
     moving = [each.sequence for each in letters if each.key not in stuck]
     owned = {*retries, *(each.sequence for each in letters), *shop.done[handler]}
     # A retry or dead letter has outlived its event, if that was deleted: the time of that one is known no more.
     unknown = datetime.datetime.max.replace(tzinfo=datetime.UTC)
     found.waiting = {each: at for each, at in stored.items() if each not in owned}
+    found.waiting |= {each: unknown for each in shop.given_up[handler] - owned if each not in stored}
     found.scheduled = {each: stored.get(each, unknown) for each in retries}
     found.behind = {each: stored.get(each, unknown) for each in moving}
     found.stuck = len(letters) - len(moving)
@@ -137,7 +143,8 @@ def parts(row: LagRow) -> dict[str, int]:
     return {name: part.messages for name, part in row.parts.items() if part.messages}
 
 
-async def compare(js: JetStream, shop: Shop, held: dict[str, list[Any]]) -> None:
+async def compare(js: JetStream, shop: Shop, *, is_exact: bool = True) -> None:
+    stream = await js.stream("SHOP")
     report = await lag(js, shop.app)
     assert report.is_complete
     letters = {each.name: each.messages for each in report.dead_letters}
@@ -145,28 +152,36 @@ async def compare(js: JetStream, shop: Shop, held: dict[str, list[Any]]) -> None
         row, truth = report.row(handler), await count(js, shop, handler)
         # The server does not say which of the delivered messages are unacknowledged: those of other events may count.
         filters = [contract_of(kind).subject.filter for kind in kinds]
-        others = sum(not any(matches(each, message.subject) for each in filters) for message in held.get(handler, ()))
-        if handler == "parts":
-            others = 0
+        held = shop.held.get(handler, ())
+        others = sum(not any(matches(each, message.subject) for each in filters) for message in held)
+        # The server gives up what is deleted in flight, and reports that to the handler.
+        others += sum([not await _is_stored(stream, message.metadata.stream_sequence) for message in held])
         assert row.notes == ()
-        assert len(truth.all) <= (row.messages or 0) <= len(truth.all) + others, (handler, row, truth.all)
+        assert len(truth.all) <= (row.messages or 0), (handler, row, truth.all)
+        if not is_exact:
+            continue
+        assert (row.messages or 0) <= len(truth.all) + others, (handler, row, truth.all)
         assert parts(row).get("scheduled", 0) == len(truth.scheduled)
         assert parts(row).get("behind_retry", 0) == len(truth.behind)
         assert letters.get(handler, 0) == truth.stuck
         oldest, unknown = min(truth.all.values(), default=None), datetime.datetime.max.replace(tzinfo=datetime.UTC)
         if not others and oldest is not None and unknown not in truth.all.values():
             assert abs(report.at - oldest - datetime.timedelta(seconds=row.seconds or 0)).total_seconds() < 0.001
-    info = await (await js.stream("SHOP")).info()
+    info = await stream.info()
     names = report.row("names", "projection")
-    position = 0
-    with suppress(jetspark.KeyNotFound):
-        position = (await AppClient.on(shop.app, js).view("names").position()) or 0
+    position = (await AppClient.on(shop.app, js).view("names").position()).sequence
     behind = [
         message.sequence
-        async for message in (await js.stream("SHOP")).get_messages(position + 1)
+        async for message in stream.get_messages(position + 1)
         if message.subject.endswith((".paid", ".noted"))
     ]
     assert (names.messages, info.state.last_sequence >= position) == (len(behind), True)
+
+
+async def _is_stored(stream: Stream, sequence: int) -> bool:
+    with suppress(MessageNotFound):
+        return (await stream.get_message(sequence)).sequence == sequence
+    return False
 
 
 async def copied(js: JetStream, shop: Shop) -> None:
@@ -181,12 +196,12 @@ async def _is_copied(js: JetStream, shop: Shop) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", seeds.tried([1, 2], 1))
+@pytest.mark.parametrize("seed", seeds.tried([1], 1))
 async def test_lag_is_what_a_count_by_brute_force_finds(server: NatsServer, js: JetStream, seed: int) -> None:
     chance, it = random.Random(seed), Shop()
     await set_up(js, it.app)
     stream, client = await js.stream("SHOP"), AppClient.on(it.app, js)
-    await compare(js, it, {})
+    await compare(js, it)
 
     async def publish_some() -> None:
         kinds: list[Any] = [Paid, Sent, Noted]
@@ -207,31 +222,37 @@ async def test_lag_is_what_a_count_by_brute_force_finds(server: NatsServer, js: 
         if chance.random() < 0.2:
             await stream.purge(up_to_sequence=chance.randrange(1, last))
 
-    for number in range(4):
+    for number in range(3):
         await publish_some()
         await lose_some()
-        await compare(js, it, {})
+        await compare(js, it)
+        it.given_up.clear()
+        it.held.clear()
         async with running(it.app, server.url):
-            await asyncio.sleep(chance.uniform(0.2, 1.5))
-            if number == 2:
+            await asyncio.sleep(chance.uniform(0.0, 1.0))
+        await compare(js, it, is_exact=False)  # a worker may have left something in flight, of any type
+        async with running(it.app, server.url):
+            if number == 1:
                 it.is_mended = chance.random() < 0.5
                 await client.retries.now(handler=chance.choice(list(KINDS)))
                 await client.dead_letters.redrive(handler=chance.choice(["one", "both"]))
             await publish_some()
-            await asyncio.sleep(chance.uniform(0.0, 1.0))
+            await until(lambda: _is_idle(js, it), 60.0)
         it.is_mended = False
         await copied(js, it)
-        await compare(js, it, {})
+        await compare(js, it)
         # A worker that has died with some events; one of them was given up by hand.
-        held: dict[str, list[Any]] = {}
+        await publish_some()
         for handler in ("one", "both"):
             found = await (await stream.consumer(handler)).fetch(chance.randrange(1, 6), timeout=0.3)
             if found and handler == "one":
-                await found.pop().term()
-            held[handler] = found
+                given_up = found.pop()
+                await given_up.term()
+                it.given_up[handler].add(given_up.metadata.stream_sequence)
+            it.held[handler] = found
         await lose_some()
-        await compare(js, it, held)
-        for message in (message for messages in held.values() for message in messages):
+        await compare(js, it)
+        for message in (message for messages in it.held.values() for message in messages):
             await message.nak()
     it.is_mended = True
     async with running(it.app, server.url):
@@ -239,6 +260,12 @@ async def test_lag_is_what_a_count_by_brute_force_finds(server: NatsServer, js: 
             await client.retries.now()
             await client.dead_letters.redrive(wait_s=5.0)
         await until(lambda: _is_caught_up(js, it), 60.0)
+
+
+async def _is_idle(js: JetStream, shop: Shop) -> bool:
+    """Every event is done, waits for its time, or for an operator."""
+    rows = (await lag(js, shop.app)).rows
+    return all(parts(row).keys() <= {"scheduled", "behind_retry"} for row in rows if row.kind == "handler")
 
 
 async def _is_caught_up(js: JetStream, shop: Shop) -> bool:
@@ -455,19 +482,18 @@ async def test_a_handler_that_was_not_applied_is_unknown(js: JetStream) -> None:
     assert any("scheduled retries are unknown: there is no stream 'SHOP_RETRY'" in note for note in notes)
 
 
-async def test_a_server_that_stops_makes_rows_unknown() -> None:
+async def test_a_server_that_stops() -> None:
     with NatsServer() as server:
         async with jetspark.connect(server.url) as client:
             js = client.jetstream(timeout=0.5)
             await js.create_stream(StreamConfig(name="S", subjects=["s"]))
-            monitor = LagMonitor(js, streams=["S"])
-            assert (await monitor.sample()).is_complete
+            monitors = [LagMonitor(js), LagMonitor(js, streams=["S"])]
+            for monitor in monitors:
+                assert (await monitor.sample()).is_complete
             server.stop()
-            [row] = (await monitor.sample()).rows
-            assert (row.name, row.stream, row.messages) == ("*", "S", None)
-            assert "0.5 s" in (row.unknown or "")
-            with pytest.raises(NetworkError):
-                await lag(js)
+            for monitor in monitors:
+                with pytest.raises(NetworkError):
+                    await monitor.sample()
             with suppress(ConnectionLost):
                 await client.close(timeout=0.1)
 

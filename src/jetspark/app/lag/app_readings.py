@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import datetime
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from jetspark.aio.context import context_of
@@ -20,7 +19,16 @@ from jetspark.app.contracts.catalogue import contract_of
 from jetspark.app.dead_letters.listing import DeadLetterFilter, each_dead_letter
 from jetspark.app.handlers.consumers import advisory_consumer, consumers_of
 from jetspark.app.handlers.partitions import copied_from
-from jetspark.app.lag.measures import HandlerSources, LagSource, Part, PositionReader, Probe, ask, measure_handler
+from jetspark.app.lag.measures import (
+    HandlerSources,
+    HandlerWaits,
+    LagSource,
+    PositionReader,
+    Probe,
+    ask,
+    measure_handler,
+    waits_of,
+)
 from jetspark.app.lag.report import DeadLetterLag, age_s
 from jetspark.app.projections.bucket_refs import BucketRef, alias_key, bucket_ref_of
 from jetspark.app.projections.positions import FoldPosition
@@ -32,7 +40,7 @@ from jetspark.app.topology.names import (
     projection_bucket,
     retry_stream,
 )
-from jetspark.errors import JetSparkError, MessageNotFound
+from jetspark.errors import JetSparkError, MessageNotFound, UsageError
 from jetspark.jetstream.info import ConsumerInfo
 from jetspark.jetstream.kv import key_of, subject_of
 
@@ -50,16 +58,6 @@ MAX_LISTED = 50_000
 """Dead letters that are read, and subjects of scheduled retries that are listed, for one report."""
 
 
-@dataclass(slots=True)
-class LetterCounts:
-    """The dead letters of one handler."""
-
-    stuck: Part = field(default_factory=Part)
-    """Open ones, and those behind an open one: they wait for an operator."""
-    moving: Part = field(default_factory=Part)
-    """Those behind a retry, or behind a dead letter that is redriven: they follow by themselves."""
-
-
 def own_consumers(app: AppSpec) -> set[tuple[str, str]]:
     """Stream and name of each consumer of the application's handlers."""
     specs = app.handlers.values()
@@ -74,8 +72,7 @@ class AppReadings:
     def __init__(self, server: ServerReadings, app: AppSpec) -> None:
         self._server, self._app = server, app
         self._api = context_of(server.js).api
-        self._scheduled: dict[str, Part] = {}
-        self._letters: dict[str, LetterCounts] = {}
+        self._waits: dict[str, HandlerWaits] = {}
         self._parked: Mapping[str, int] | None = None
         self._notes: list[str] = []
 
@@ -83,7 +80,7 @@ class AppReadings:
         """The handlers, workflows and projections of the application.
 
         Raises:
-            StreamNotFound: The stream of the application does not exist.
+            StreamNotFound, NetworkError: The stream of the application does not exist, or cannot be reached.
         """
         app, server = self._app, self._server
         await server.read_streams([app.stream], must_exist=True)
@@ -91,17 +88,20 @@ class AppReadings:
         specs = list(app.handlers.values())
         copies = {spec.name: partition_stream(app.name, spec.name) for spec in specs if spec.partitions}
         copied: dict[str, int | JetSparkError] = {}
+        scheduled: list[str] = []
+        letters: list[tuple[str, bool]] = []
         if specs:
             await server.read_streams([*copies.values(), retry_stream(app.name)])
             found = await asyncio.gather(*(server.attempt(self._read_copied(each)) for each in copies.values()))
             copied = dict(zip(copies, found, strict=True))
             await server.read_consumers([app.stream, *copies.values()])
-            self._scheduled = await self._known("scheduled retries", self._read_scheduled()) or {}
+            scheduled = await self._known("scheduled retries", self._read_scheduled()) or []
             await server.read_consumers([retry_stream(app.name), app.advisories])
             self._parked = await self._known("parked keys", self._read_parked())
         if sources or specs:
             await server.read_streams([dead_letter_stream(app.name)])
-            self._letters = await self._known("dead letters", self._read_letters()) or {}
+            letters = await self._known("dead letters", self._read_letters()) or []
+        self._waits = waits_of(scheduled, letters)
         for spec in specs:
             kind = "workflow" if spec.name in app.workflows else "handler"
             reading = self._handler(spec, copied.get(spec.name))
@@ -112,8 +112,9 @@ class AppReadings:
     def dead_letters(self, at: datetime.datetime) -> list[DeadLetterLag]:
         """The dead letters and parked keys, by handler, at the moment when they were read."""
         found = []
-        for name in {*self._letters, *(self._parked or ())}:
-            stuck = self._letters.get(name, LetterCounts()).stuck
+        names = {name for name, waits in self._waits.items() if waits.dead_letters.messages}
+        for name in names.union(self._parked or ()):
+            stuck = self._waits.get(name, HandlerWaits()).dead_letters
             parked = None if self._parked is None else self._parked.get(name, 0)
             found.append(
                 DeadLetterLag(name=name, messages=stuck.messages, seconds=age_s(stuck, at), parked_keys=parked)
@@ -154,10 +155,7 @@ class AppReadings:
             retries=retries,
             advisories=None if isinstance(advisories, str) else advisories,
             copied=None if copied is None else (app.stream, copied),
-            others={
-                "scheduled": self._scheduled.get(spec.name, Part()),
-                "behind_retry": self._letters.get(spec.name, LetterCounts()).moving,
-            },
+            waits=self._waits.get(spec.name, HandlerWaits()),
             notes=notes,
         )
 
@@ -176,54 +174,33 @@ class AppReadings:
             return 0
         return copied_from(last.headers, last.subject).sequence
 
-    async def _read_scheduled(self) -> dict[str, Part]:
-        """The scheduled retries of each handler, with the ages of their events."""
-        stream, wait = retry_stream(self._app.name), f"retry.{self._app.name}.{{}}.wait.>"
+    async def _read_scheduled(self) -> list[str]:
+        """The subjects of scheduled retries."""
+        stream = retry_stream(self._app.name)
         info = self._server.streams[stream]
         if isinstance(info, JetSparkError):
             raise info
-        found: dict[str, Part] = {}
         if not info.state.messages:
-            return found
+            return []
         if info.state.subject_count > MAX_LISTED:
-            self._notes.append("the age of scheduled retries is that of the first schedule")
-            for name in self._app.handlers:
-                counted = await self._server.run(ask(self._api, Probe(stream, 1, wait.format(name)), is_direct=True))
-                found[name] = Part(counted.messages or 0, counted.stored)
-            return found
-        listed = await self._server.run(self._api.stream_info(stream, wait.format("*")))
-        for subject in listed.state.subjects:
-            handler = subject.split(".")[2]
-            found[handler] = found.get(handler, Part()).joined(Part(1, _stored(subject)))
-        return found
+            raise UsageError(f"{stream} has more than {MAX_LISTED:,} subjects; `jetspark retry ls` lists them")
+        wait = f"retry.{self._app.name}.*.wait.>"
+        return list((await self._server.run(self._api.stream_info(stream, wait))).state.subjects)
 
-    async def _read_letters(self) -> dict[str, LetterCounts]:
-        """The dead letters of each handler."""
-        keys = defaultdict[tuple[str, str], Part](Part)
-        stuck = set[tuple[str, str]]()
-        info = self._server.streams[dead_letter_stream(self._app.name)]
+    async def _read_letters(self) -> list[tuple[str, bool]]:
+        """The subjects of dead letters, each with True for an open one."""
+        info, found = self._server.streams[dead_letter_stream(self._app.name)], list[tuple[str, bool]]()
         if isinstance(info, JetSparkError):
             raise info
         if info.state.messages:
             reading = each_dead_letter(self._server.js, self._app, DeadLetterFilter(), with_events=False)
             async with aclosing(cast("AsyncGenerator[Any, None]", reading)) as letters:
-                number = 0
                 async for stored in letters:
-                    handler, key = stored.subject.split(".")[2:4]
-                    keys[handler, key] = keys[handler, key].joined(Part(1, _stored(stored.subject)))
-                    if stored.ref.status == "open":
-                        stuck.add((handler, key))
-                    if (number := number + 1) == MAX_LISTED:
-                        self._notes.append(f"only the first {MAX_LISTED} dead letters were read")
+                    found.append((stored.subject, stored.ref.status == "open"))
+                    if len(found) == MAX_LISTED:
+                        self._notes.append(f"only the first {MAX_LISTED:,} dead letters were read")
                         break
-        counts = defaultdict[str, LetterCounts](LetterCounts)
-        for (handler, key), part in keys.items():
-            each = counts[handler]
-            if (handler, key) in stuck:
-                each.stuck = each.stuck.joined(part)
-            else:
-                each.moving = each.moving.joined(part)
-        return dict(counts)
+        return found
 
     async def _read_parked(self) -> Counter[str]:
         """The number of parked keys of each handler."""
@@ -293,9 +270,3 @@ class AppReadings:
 def _filters_of(events: Sequence[type[object]]) -> list[str]:
     """The subjects of some types of events."""
     return list(dict.fromkeys(contract_of(kind).subject.filter for kind in events))
-
-
-def _stored(subject: str) -> datetime.datetime | None:
-    """When the event of a retry or dead letter was stored: the subject ends with its origin."""
-    last = subject.rsplit(".", 1)[-1]
-    return datetime.datetime.fromtimestamp(int(last) / 1e6, datetime.UTC) if last.isdecimal() else None

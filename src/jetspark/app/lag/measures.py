@@ -17,7 +17,8 @@ reads the whole stream it also counts events that the handler does not take.
 from __future__ import annotations
 
 import datetime
-from collections.abc import Generator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias, TypeVar
 
@@ -35,6 +36,7 @@ __all__ = [
     "NOTHING",
     "Counted",
     "HandlerSources",
+    "HandlerWaits",
     "LagSource",
     "MeasuredLag",
     "Part",
@@ -45,6 +47,7 @@ __all__ = [
     "measure_consumer",
     "measure_handler",
     "measure_reader",
+    "waits_of",
 ]
 
 T = TypeVar("T")
@@ -69,13 +72,15 @@ class Counted(NamedTuple):
     """Sequence of the first of them; 0 if there are none."""
     stored: datetime.datetime | None = None
     """When the first of them was stored."""
+    subject: str = ""
+    """The subject of the first of them."""
 
     def joined(self, other: Counted) -> Counted:
         """The answer for both filters, which have no subject in common."""
         messages = None if self.messages is None or other.messages is None else self.messages + other.messages
         known = [each for each in (self, other) if each.first]
         earliest = min(known, key=lambda each: each.first, default=self)
-        return Counted(messages, earliest.first, earliest.stored)
+        return earliest._replace(messages=messages)
 
 
 Probing: TypeAlias = Generator[Probe, Counted | None, T]
@@ -164,6 +169,18 @@ class PositionReader:
     """Remarks for the report."""
 
 
+class HandlerWaits(NamedTuple):
+    """Events of a handler that left its consumer and are not done. Each of them is in one of these."""
+
+    scheduled: Part = Part()
+    """They have a scheduled retry."""
+    behind_retry: Part = Part()
+    """They have a dead letter, and follow by themselves: an earlier event of their key is retried or redriven."""
+    dead_letters: Part = Part()
+    """They wait until an operator redrives or discards an open dead letter: their own, or an earlier one of their
+    key."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandlerSources:
     """The sources of a handler's lag, as they were read."""
@@ -177,8 +194,7 @@ class HandlerSources:
     advisories: ConsumerInfo | None = None
     copied: tuple[str, int] | None = None
     """With partitions: the application's stream, and the last sequence of it that was copied."""
-    others: Mapping[str, Part] = field(default_factory=dict)
-    """Parts that are counted elsewhere: scheduled retries, and events that wait behind a retry."""
+    waits: HandlerWaits = field(default_factory=lambda: HandlerWaits())
     notes: Sequence[str] = ()
 
 
@@ -195,13 +211,14 @@ def ask(api: Api, probe: Probe, *, is_direct: bool) -> Operation[Counted]:
             stored = yield from api.get_message(probe.stream, query, direct=False)
             filters = [probe.subject]
             counting = messages_from(api, probe.stream, probe.sequence, filters) if probe.is_counted else None
-            return Counted((yield from counting) if counting else None, stored.sequence, stored.timestamp)
+            messages = (yield from counting) if counting else None
+            return Counted(messages, stored.sequence, stored.timestamp, stored.subject)
         answer = yield direct_get(api.prefix, probe.stream, query | {"batch": 1})
         stored = StoredMessage.from_direct(answer)
     except MessageNotFound:
         return NOTHING
     behind = number_in(last_value(answer.raw_headers, "Nats-Num-Pending") or "0")
-    return Counted(behind + 1, stored.sequence, stored.timestamp)
+    return Counted(behind + 1, stored.sequence, stored.timestamp, stored.subject)
 
 
 def measure_reader(reader: PositionReader, info: StreamInfo) -> Probing[MeasuredLag]:
@@ -226,10 +243,19 @@ def measure_reader(reader: PositionReader, info: StreamInfo) -> Probing[Measured
     return found
 
 
-def measure_consumer(info: ConsumerInfo, filters: Sequence[str] = ()) -> Probing[MeasuredLag]:
+def _origin_time(subject: str) -> datetime.datetime | None:
+    """When the event of a retry or dead letter was stored: the subject ends with its origin."""
+    last = subject.rsplit(".", 1)[-1]
+    return datetime.datetime.fromtimestamp(int(last) / 1e6, datetime.UTC) if last.isdecimal() else None
+
+
+def measure_consumer(
+    info: ConsumerInfo, filters: Sequence[str] = (), *, is_of_retries: bool = False
+) -> Probing[MeasuredLag]:
     """The lag of one consumer.
 
     Args:
+        is_of_retries: The age of a message is that of the event in it.
         filters: Count only messages on these subjects. If the consumer delivers others as well, messages in flight are
             an upper bound: the server does not tell which of those it has delivered are unacknowledged.
     """
@@ -245,6 +271,11 @@ def measure_consumer(info: ConsumerInfo, filters: Sequence[str] = ()) -> Probing
     )
     found.add("waiting", Part())
     found.add("in_flight", Part())
+
+    def part(messages: int, counted: Counted) -> Part:
+        oldest = _origin_time(counted.subject) if is_of_retries else counted.stored
+        return Part(messages, oldest, counted.first)
+
     is_stuck = (info.config.max_deliver or 0) > 0 and floor < reached and not info.ack_pending
     if not info.pending and not info.ack_pending and not is_stuck:
         return found
@@ -255,7 +286,7 @@ def measure_consumer(info: ConsumerInfo, filters: Sequence[str] = ()) -> Probing
         if info.pending and not is_exact:
             found.note("other messages of the stream are counted too")
     elif later.first and info.pending:
-        found.add("waiting", Part(info.pending if is_exact else later.messages or 0, later.stored, later.first))
+        found.add("waiting", part(info.pending if is_exact else later.messages or 0, later))
     if not info.ack_pending and not is_stuck:
         return found
     sooner = yield from _count(stream, floor + 1, wanted, is_counted=not is_exact)
@@ -269,7 +300,7 @@ def measure_consumer(info: ConsumerInfo, filters: Sequence[str] = ()) -> Probing
         between = info.ack_pending
         if sooner.messages is not None and later.messages is not None:
             between = min(between, sooner.messages - later.messages)
-        found.add("in_flight", Part(max(0, between), sooner.stored, sooner.first))
+        found.add("in_flight", part(max(0, between), sooner))
     return found
 
 
@@ -294,13 +325,54 @@ def measure_handler(reading: HandlerSources) -> Probing[MeasuredLag]:
         else:
             found.add("uncopied", Part(counted.messages, counted.stored, counted.first))
     for info, subject in reading.retries:
-        _take(found, (yield from measure_consumer(info, [subject])), {"waiting": "due", "in_flight": "due"})
+        _take(
+            found,
+            (yield from measure_consumer(info, [subject], is_of_retries=True)),
+            {"waiting": "due", "in_flight": "due"},
+        )
     if reading.advisories is not None:
         part = yield from measure_consumer(reading.advisories)
         _take(found, part, {"waiting": "given_up", "in_flight": "given_up"})
-    for name, each in reading.others.items():
-        found.add(name, each)
+    found.add("scheduled", reading.waits.scheduled)
+    found.add("behind_retry", reading.waits.behind_retry)
     return found
+
+
+def waits_of(scheduled: Iterable[str], letters: Iterable[tuple[str, bool]]) -> dict[str, HandlerWaits]:
+    """What waits outside of the consumers, by handler.
+
+    A dead letter that was redriven and failed with a retry is still there. It counts as the retry.
+
+    Args:
+        scheduled: The subjects of the scheduled retries: ``retry.<app>.<handler>.wait.<origin>``.
+        letters: The subjects of the dead letters, ``dlq.<app>.<handler>.<key>.<origin>``, each with True for an open
+            one.
+    """
+    retried = {_handler_and_origin(subject): subject for subject in scheduled}
+    left = [(subject, is_open) for subject, is_open in letters if _handler_and_origin(subject) not in retried]
+    stuck = {_handler_and_key(subject) for subject, is_open in left if is_open}
+    found = defaultdict[str, HandlerWaits](HandlerWaits)
+    for (handler, _), subject in retried.items():
+        waits = found[handler]
+        found[handler] = waits._replace(scheduled=waits.scheduled.joined(Part(1, _origin_time(subject))))
+    for subject, _ in left:
+        (handler, _), part = _handler_and_key(subject), Part(1, _origin_time(subject))
+        waits = found[handler]
+        if _handler_and_key(subject) in stuck:
+            found[handler] = waits._replace(dead_letters=waits.dead_letters.joined(part))
+        else:
+            found[handler] = waits._replace(behind_retry=waits.behind_retry.joined(part))
+    return dict(found)
+
+
+def _handler_and_origin(subject: str) -> tuple[str, str]:
+    handler, _, origin = subject.split(".", 4)[2:]
+    return handler, origin
+
+
+def _handler_and_key(subject: str) -> tuple[str, str]:
+    handler, key = subject.split(".", 4)[2:4]
+    return handler, key
 
 
 def _take(found: MeasuredLag, part: MeasuredLag, names: Mapping[str, str]) -> None:

@@ -53,7 +53,8 @@ class LagMonitor:
         """Measure once. A source that cannot be read is a row with the reason; the others are measured.
 
         Raises:
-            StreamNotFound: The stream of the application, or one of ``streams``, does not exist.
+            StreamNotFound, NetworkError: The stream of the application, or one of ``streams``, does not exist, or
+                cannot be reached.
             JetSparkError: The streams of the account cannot be listed.
         """
         server, sources = ServerReadings(self._js), list[LagSource]()

@@ -9,7 +9,7 @@ from typing import TypeVar
 from jetspark.aio.context import context_of
 from jetspark.aio.jetstream import JetStream
 from jetspark.app.lag.measures import Counted, LagSource, PositionReader, Probe, Probing, ask, measure_reader
-from jetspark.errors import ConnectionClosed, JetSparkError, StreamNotFound
+from jetspark.errors import ConnectionClosed, JetSparkError, NetworkError, StreamNotFound
 from jetspark.jetstream.info import ConsumerInfo, StreamInfo
 from jetspark.jetstream.operations import Operation
 
@@ -57,6 +57,7 @@ class ServerReadings:
 
         Raises:
             StreamNotFound: With ``must_exist``, one of them does not exist.
+            NetworkError: With ``must_exist``, one of them cannot be reached.
         """
         new = [name for name in dict.fromkeys(names) if name not in self.streams]
         api = self._context.api
@@ -64,7 +65,7 @@ class ServerReadings:
         self.streams |= dict(zip(new, found, strict=True))
         if must_exist:
             for each in found:
-                if isinstance(each, StreamNotFound):
+                if isinstance(each, StreamNotFound | NetworkError):
                     raise each
 
     async def read_all_streams(self) -> int:
