@@ -48,7 +48,7 @@ class Noted(Event, type="noted", key="name", subject="shop.{name}.noted"):
     outcome: str = "ok"
 
 
-KINDS = {"one": [Paid], "both": [Paid, Sent], "parts": [Sent]}
+KINDS: dict[str, list[type[Any]]] = {"one": [Paid], "both": [Paid, Sent], "parts": [Sent]}
 OUTCOMES = ["ok"] * 6 + ["again", "later", "reject", "skip"]
 
 
@@ -217,8 +217,6 @@ async def test_lag_is_what_a_count_by_brute_force_finds(server: NatsServer, js: 
         for sequence in chance.sample(range(1, last + 1), 3):
             with suppress(jetspark.ServerError):
                 await stream.delete_message(sequence)
-        if chance.random() < 0.3:
-            await stream.purge(subject=f"shop.{chance.choice('abcdef')}.paid")
         if chance.random() < 0.2:
             await stream.purge(up_to_sequence=chance.randrange(1, last))
 
@@ -241,6 +239,8 @@ async def test_lag_is_what_a_count_by_brute_force_finds(server: NatsServer, js: 
         it.is_mended = False
         await copied(js, it)
         await compare(js, it)
+        # With messages in flight, a purge by subject can make nats-server 2.15.1 forget those of other subjects.
+        await stream.purge(subject=f"shop.{chance.choice('abcdef')}.paid")
         # A worker that has died with some events; one of them was given up by hand.
         await publish_some()
         for handler in ("one", "both"):

@@ -1,8 +1,8 @@
-"""What an application has on the server: the consumers of its handlers, retries, dead letters, parked keys, positions.
+"""Reads the consumers, retries, dead letters, parked keys and positions of an application.
 
 The sources of a handler are read in the order in which an event moves through them: copies, consumers, retries, dead
-letters. So an event that moves meanwhile is counted twice rather than not at all. The exception is an event that goes
-from a scheduled retry to its next attempt, or back, between two answers.
+letters. So an event that moves during the reading is counted twice rather than missed. The exception is an event that
+goes from a scheduled retry to its next attempt, or back, between two answers.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def own_consumers(app: AppSpec) -> set[tuple[str, str]]:
 
 
 class AppReadings:
-    """What is read for one report."""
+    """The readings for one report."""
 
     def __init__(self, server: ServerReadings, app: AppSpec) -> None:
         self._server, self._app = server, app

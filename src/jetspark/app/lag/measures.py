@@ -10,8 +10,8 @@ message on a filter from a sequence on, and with the number of messages behind i
 
 Two numbers of the server look like lag and are not. The last sequence of the stream minus the ack floor counts
 messages that the consumer's filter excludes and messages that were deleted, and the floor stays behind a message that
-``max_deliver`` has given up. And ``num_pending`` leaves out what is delivered and not acknowledged; for a handler that
-reads the whole stream it also counts events that the handler does not take.
+``max_deliver`` has given up. And ``num_pending`` leaves out messages that are delivered and not acknowledged. For a
+handler that reads the whole stream it also counts events of other types.
 """
 
 from __future__ import annotations
@@ -69,11 +69,11 @@ class Counted(NamedTuple):
     messages: int | None = 0
     """None if they were not counted."""
     first: int = 0
-    """Sequence of the first of them; 0 if there are none."""
+    """Sequence of the first message; 0 without messages."""
     stored: datetime.datetime | None = None
-    """When the first of them was stored."""
+    """When the first message was stored."""
     subject: str = ""
-    """The subject of the first of them."""
+    """The subject of the first message."""
 
     def joined(self, other: Counted) -> Counted:
         """The answer for both filters, which have no subject in common."""
@@ -339,14 +339,13 @@ def measure_handler(reading: HandlerSources) -> Probing[MeasuredLag]:
 
 
 def waits_of(scheduled: Iterable[str], letters: Iterable[tuple[str, bool]]) -> dict[str, HandlerWaits]:
-    """What waits outside of the consumers, by handler.
+    """The events that wait outside of the consumers, by handler.
 
     A dead letter that was redriven and failed with a retry is still there. It counts as the retry.
 
     Args:
         scheduled: The subjects of the scheduled retries: ``retry.<app>.<handler>.wait.<origin>``.
-        letters: The subjects of the dead letters, ``dlq.<app>.<handler>.<key>.<origin>``, each with True for an open
-            one.
+        letters: The subjects of the dead letters, ``dlq.<app>.<handler>.<key>.<origin>``, each with True if it is open.
     """
     retried = {_handler_and_origin(subject): subject for subject in scheduled}
     left = [(subject, is_open) for subject, is_open in letters if _handler_and_origin(subject) not in retried]

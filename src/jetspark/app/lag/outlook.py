@@ -9,7 +9,7 @@ back, or more messages are gone than the reader can have processed, as after a p
 The stream overtakes a reader when it drops the oldest message that the reader still needs:
 
 * ``max_age``: the age of that message reaches the limit. A reader that stands still ages by a second each second;
-* ``max_messages`` and ``max_bytes``: so many messages are stored behind it that the limit drops it. Bytes are converted
+* ``max_messages`` and ``max_bytes``: the messages from it to the end of the stream reach the limit. Bytes are converted
   by the mean size of the stored messages.
 
 A stream that refuses new messages at its limit (``discard="new"``) overtakes no reader by number or size.
@@ -38,7 +38,7 @@ FAR_S = 10 * 366 * 86_400.0
 
 
 class StreamLimits(NamedTuple):
-    """The limits at which a stream drops its oldest messages; infinite if there is none."""
+    """The limits at which a stream drops its oldest messages; infinite without a limit."""
 
     age_s: float = math.inf
     messages: float = math.inf
@@ -82,13 +82,14 @@ class LagSample(NamedTuple):
             self.identity == before.identity
             and self.at > before.at
             and self.position >= before.position
+            and read >= 0
             and before.messages - self.messages <= read + before.underway
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LagOutlook:
-    """The direction in which a lag moves. Everything is None that is unknown or will not happen."""
+    """The direction in which a lag moves. A field is None if it is unknown or will not happen."""
 
     messages_per_s: float | None = None
     """Change of the lag; negative while the reader catches up."""

@@ -95,7 +95,7 @@ class LagReport:
     """By the server's clock."""
     app: str | None
     rows: tuple[LagRow, ...]
-    """The furthest behind first; those whose lag is unknown stand before those that are not behind."""
+    """The furthest behind first. Rows with an unknown lag stand before the rows that are not behind."""
     dead_letters: tuple[DeadLetterLag, ...] = ()
 
     @classmethod
@@ -109,7 +109,7 @@ class LagReport:
         """The row of one reader.
 
         Raises:
-            KeyError: There is no such reader.
+            KeyError: The report has no row of this name and kind.
         """
         for each in self.rows:
             if each.name == name and kind in (None, each.kind):

@@ -1,4 +1,4 @@
-"""What the server says about streams and consumers, in few requests: listings, and direct gets a batch at a time."""
+"""Reads streams and consumers in few requests: listings, and direct gets for the rest, many at a time."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ AT_ONCE = 32
 
 
 class Consumers(dict[str, ConsumerInfo]):
-    """The consumers of a stream by name, and the number of those that did not answer."""
+    """The consumers of a stream by name. ``missing`` more did not answer."""
 
     missing = 0
 
 
 class ServerReadings:
-    """The answers for one report. Each thing is asked for once, and an error is the answer of what it is about."""
+    """The server's answers for one report. Each request is sent once; its error is kept in place of the answer."""
 
     def __init__(self, js: JetStream) -> None:
         self.js = js
