@@ -262,14 +262,44 @@ async def test_lag_is_what_a_count_by_brute_force_finds(server: NatsServer, js: 
         await until(lambda: _is_caught_up(js, it), 60.0)
 
 
-async def _is_idle(js: JetStream, shop: Shop) -> bool:
+async def _is_idle(js: JetStream, shop: Shop, *handlers: str) -> bool:
     """Every event is done, waits for its time, or for an operator."""
-    rows = (await lag(js, shop.app)).rows
-    return all(parts(row).keys() <= {"scheduled", "behind_retry"} for row in rows if row.kind == "handler")
+    report = await lag(js, shop.app)
+    rows = [report.row(handler) for handler in handlers or KINDS]
+    return all(parts(row).keys() <= {"scheduled", "behind_retry"} for row in rows)
 
 
 async def _is_caught_up(js: JetStream, shop: Shop) -> bool:
     return all(not row.messages for row in (await lag(js, shop.app)).rows)
+
+
+@pytest.mark.parametrize("handler", ["one", "parts"])
+async def test_a_retry_that_is_due_is_lag_and_a_requested_redrive_stays_a_dead_letter(
+    server: NatsServer, js: JetStream, handler: str
+) -> None:
+    it, kind = Shop(), KINDS[handler][0]
+    client = AppClient.on(it.app, js)
+    await set_up(js, it.app)
+    before = datetime.datetime.now(datetime.UTC)
+    await publish(js, it.app, kind(name="a", outcome="later"), kind(name="a"), kind(name="b", outcome="reject"))
+    async with running(it.app, server.url, only=[handler]):
+        await until(lambda: _is_idle(js, it, handler))
+        await until(lambda: _has(client, "dead_letters", 2))
+    row = (await lag(js, it.app)).row(handler)
+    assert parts(row) == {"scheduled": 1, "behind_retry": 1}
+    await asyncio.sleep(1.0)
+    await client.retries.now()
+    await client.dead_letters.redrive()
+
+    async def is_due() -> bool:
+        return parts((await lag(js, it.app)).row(handler)) == {"due": 1, "behind_retry": 1}
+
+    await until(is_due)
+    report = await lag(js, it.app)
+    row, [letters] = report.row(handler), report.dead_letters
+    assert row.parts["due"].seconds is not None
+    assert 1.0 < row.parts["due"].seconds < (report.at - before).total_seconds() + 1  # of the event, not of the retry
+    assert (letters.name, letters.messages, letters.parked_keys) == (handler, 1, 2)
 
 
 # ---- foreign consumers -----------------------------------------------------------------------------------------------
@@ -541,8 +571,8 @@ async def test_lag_needs_what_the_page_says_and_names_what_is_denied() -> None:
             assert any(overlaps(missing or "", subject) for subject in named), (missing, text)
 
 
-async def _has(client: AppClient, what: str) -> bool:
-    return bool([each async for each in getattr(client, what).list()])
+async def _has(client: AppClient, what: str, count: int = 1) -> bool:
+    return len([each async for each in getattr(client, what).list()]) == count
 
 
 async def _all_copied(client: AppClient) -> bool:
