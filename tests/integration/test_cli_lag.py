@@ -182,7 +182,8 @@ def test_watch_measures_again_until_it_is_interrupted(shop: JetStream, tmp_path:
         reports.append(json.loads(process.stdout.readline()))
         shop.publish(f"orders.{number}.paid", b"")
     process.send_signal(signal.SIGINT)
-    _, error = process.communicate(timeout=60)
+    rest, error = process.communicate(timeout=60)
+    assert [json.loads(line)["schema"] for line in rest.splitlines()] == [1] * rest.count("\n")
     assert (process.returncode, error) == (130, "")
     rows = [next(row for row in report["rows"] if row["name"] == "billing") for report in reports]
     assert [row["messages_per_s"] is None for row in rows] == [True, True, False, False]

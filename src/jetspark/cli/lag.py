@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -42,7 +43,7 @@ _PLACES = {
 
 def lag(
     app: Annotated[
-        str | None, typer.Argument(metavar="[MODULE:APP]", help="The application; else every consumer of the account.")
+        str | None, typer.Argument(metavar="MODULE:APP", help="The application; else every consumer of the account.")
     ] = None,
     *,
     stream: Annotated[
@@ -110,27 +111,29 @@ async def _sample(monitor: LagMonitor, app: App | None) -> LagReport:
 
 async def _watch(monitor: LagMonitor, app: App | None, every_s: float, *, as_json: bool) -> None:
     """Print reports until interrupted. While the server is away, the last one is shown with the reason."""
-    console = _console()
-    shown: Any = Text("measuring")
-    with Live(shown, console=console, screen=console.is_terminal and not as_json, auto_refresh=False) as live:
+    console, shown = _console(), Group(Text("measuring"))
+    screen = (
+        Live(shown, console=console, screen=True, auto_refresh=False) if console.is_terminal and not as_json else None
+    )
+    with screen or nullcontext():
         while True:
             try:
                 report = await _sample(monitor, app)
             except ConnectionClosed:
                 raise
             except NetworkError as error:
-                if as_json or not console.is_terminal:
+                if screen is None:
                     typer.echo(f"jetspark: {error}", err=True)
                 else:
-                    live.update(Group(shown, Text(f"not measured: {error}", style="red")), refresh=True)
+                    screen.update(Group(shown, Text(f"not measured: {error}", style="red")), refresh=True)
             else:
                 shown = _table(report, with_outlook=True)
                 if as_json:
                     typer.echo(json.dumps(report.to_dict()))
-                elif console.is_terminal:
-                    live.update(shown, refresh=True)
-                else:
+                elif screen is None:
                     console.print(shown)
+                else:
+                    screen.update(shown, refresh=True)
             await asyncio.sleep(every_s)
 
 
