@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from jetspark.app.dead_letters.access import AppDeadLetters, ScheduledRetries
     from jetspark.app.entities.committer import Committer
     from jetspark.app.entities.entities import Entities, EntityWriter
+    from jetspark.app.lag.report import LagReport
     from jetspark.app.projections.views import FoldOf, View, Views
     from jetspark.app.settings import Settings
     from jetspark.app.spec import AppSpec, HasSpec
@@ -268,6 +269,19 @@ class AppClient:
         from jetspark.app.dead_letters.access import ScheduledRetries
 
         return ScheduledRetries(self.app, self.js)
+
+    async def lag(self) -> LagReport:
+        """How far the application's handlers and projections are behind, now.
+
+        To measure again and again, with slopes, use a :class:`~jetspark.app.lag.LagMonitor`.
+
+        Raises:
+            StreamNotFound: The application was not applied to this server.
+            UsageError: Outside of the ``async with`` block.
+        """
+        from jetspark.app.lag.monitor import lag
+
+        return await lag(self.js, self.app)
 
     @property
     def timers(self) -> Timers:

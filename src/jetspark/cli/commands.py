@@ -10,6 +10,7 @@ from jetspark.cli.archive import archive
 from jetspark.cli.bench import bench
 from jetspark.cli.demo import demo
 from jetspark.cli.dlq import dlq
+from jetspark.cli.lag import lag
 from jetspark.cli.option_groups import with_groups
 from jetspark.cli.rebuild import rebuild, verify
 from jetspark.cli.reconcile import reconcile
@@ -49,7 +50,22 @@ def jetspark(
     """Event streams in, Spark through, state out."""
 
 
-for command in (apply, bench, check, demo, plan, server, rebuild, reconcile, replay, replays, run, verify, what_if):
+for command in (
+    apply,
+    bench,
+    check,
+    demo,
+    lag,
+    plan,
+    server,
+    rebuild,
+    reconcile,
+    replay,
+    replays,
+    run,
+    verify,
+    what_if,
+):
     app.command(command.__name__.replace("_", "-"))(with_groups(command))
 app.add_typer(archive)
 app.add_typer(dlq)

@@ -416,6 +416,7 @@ ELSEWHERE = {
     "call": "`call(command)`",
     "call here": "`call(command)` with `decide_here=`",
     "workflow.cancel": "`workflow(name).cancel(key)`",
+    "lag": "`lag()`",  # tests/integration/apps/test_app_lag.py
     "dead_letters.discard": "`dead_letters.discard(handler=)`",
     "dead_letters.redrive": "`dead_letters.redrive(handler=)`",
     "retries.now": "`retries.now(handler=)`, `cancel(handler=)`",
