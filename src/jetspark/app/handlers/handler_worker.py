@@ -394,15 +394,13 @@ class HandlerWorker:
     def now(self) -> float:
         return self._loop.time()
 
-    async def run_handler(self, item: WorkItem) -> BaseException | None:
-        if self.reports is None:
-            error = await self._calls.call(item)
-        else:
-            self.reports.started(item)
-            error = await self._calls.call(item)
-            self.reports.ended(item, error)
-        if error is not None and not isinstance(error, Skip):
-            self._log_failure(item, error)
+    def run_handler(self, item: WorkItem) -> Awaitable[BaseException | None]:
+        return self._calls.call(item) if self.reports is None else self._call_observed(item, self.reports)
+
+    async def _call_observed(self, item: WorkItem, reports: HandlerReports) -> BaseException | None:
+        reports.started(item)
+        error = await self._calls.call(item)
+        reports.ended(item, error)
         return error
 
     async def run_batch(self, items: Sequence[WorkItem]) -> BaseException | None:
@@ -412,11 +410,11 @@ class HandlerWorker:
         error = await self._calls.call_batch(items)
         if self.reports is not None:
             self.reports.batch_ended(items, error)
-        if error is not None and len(items) == 1 and not isinstance(error, Skip):
-            self._log_failure(items[0], error)
         return error
 
-    def _log_failure(self, item: WorkItem, error: BaseException) -> None:
+    def attempt_failed(self, item: WorkItem, error: BaseException) -> None:
+        if isinstance(error, Skip):
+            return
         kind, text = type(error).__name__, error_text(error)
         self.log.warning("event %d: attempt %d failed: %s: %s", item.sequence, item.attempts, kind, text)
 

@@ -103,6 +103,9 @@ class HandlerDriver(Protocol):
     def acknowledge(self, item: WorkItem, /) -> Awaitable[None]:
         """Acknowledge the item's message, without waiting for a confirmation."""
 
+    def attempt_failed(self, item: WorkItem, error: BaseException, /) -> None:
+        """The handler's own code raised ``error`` for this event; its outcome is stored next."""
+
     def attempt_ended(self, item: WorkItem, error: BaseException | None, decided: Decided | None, /) -> None:
         """An attempt was concluded, for observers and logs. ``decided`` is None if the item was let go of."""
 
@@ -112,8 +115,16 @@ class HandlerDriver(Protocol):
 
 async def handle(driver: HandlerDriver, item: WorkItem) -> None:
     """Handle an item that was taken, until it is acknowledged or waits in its lane."""
-    if not needs_preparing(item) or await driver.run_steps(prepare(driver.machine, item)):
-        await _end_attempt(driver, item, await driver.run_handler(item))
+    machine = driver.machine
+    if not needs_preparing(item) or await driver.run_steps(prepare(machine, item)):
+        error = await driver.run_handler(item)
+        if error is None and is_plain(machine, item):  # as in _end_attempt(), another coroutine less for most events
+            machine.succeed(item)
+            await driver.acknowledge(item)
+            machine.acknowledged(item)
+            driver.attempt_ended(item, None, FINISH)
+        else:
+            await _end_attempt(driver, item, error)
     driver.item_left(item)
 
 
@@ -160,6 +171,8 @@ async def _end_attempt(driver: HandlerDriver, item: WorkItem, error: BaseExcepti
     """Store the outcome of an attempt, and end it."""
     machine = driver.machine
     decided: Decided | None
+    if error is not None:
+        driver.attempt_failed(item, error)
     if error is None and is_plain(machine, item):
         machine.succeed(item)
         await driver.acknowledge(item)

@@ -95,12 +95,14 @@ class HandlerReports:
         error: BaseException | None = None,
         retry_in_s: float | None = None,
     ) -> None:
-        end = self._ended.pop(item) if item in self._ended else (self._loop.time(), None)
-        if item in self._running:
-            (ended, last_error), (attempt, began) = end, self._running.pop(item)
+        ended = self._ended.pop(item, None)
+        running = self._running.pop(item, None)
+        if running is not None:
+            attempt, began = running
+            ended_at, last_error = (self._loop.time(), None) if ended is None else ended
             result = AttemptResult(
                 outcome=outcome,
-                seconds=ended - began,
+                seconds=ended_at - began,
                 error=last_error if error is None else error,
                 retry_in_s=retry_in_s,
             )
