@@ -645,7 +645,9 @@ class App:
 
     def _declare(self, spec: HandlerSpec) -> None:
         if spec.durable == "projections":
-            raise ConfigError("durable='projections': expected another name; the letters of projections have this one")
+            raise ConfigError(
+                "durable='projections': expected another name; the dead letters of projections have this one"
+            )
         if spec.durable in self.handlers:
             raise ConfigError(f"durable={spec.durable!r}: expected a name of its own; another handler has it")
         if spec.durable in self.projections:

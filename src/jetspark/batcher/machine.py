@@ -104,7 +104,7 @@ class BatchMachine(Generic[T]):
     queue_depth: int = 1024
     flush_timeout: float = 5.0
     max_batch_bytes: InitVar[int | None] = None
-    size_of: InitVar[Callable[[T], int]] = len  # type: ignore[assignment]  # for items that have a length
+    size_of: InitVar[Callable[[T], int]] = len  # for items that have a length
     slots: int = 1
     name: str = "batcher"
 

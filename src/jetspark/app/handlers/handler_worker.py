@@ -395,13 +395,8 @@ class HandlerWorker:
         return self._loop.time()
 
     def run_handler(self, item: WorkItem) -> Awaitable[BaseException | None]:
-        return self._calls.call(item) if self.reports is None else self._call_observed(item, self.reports)
-
-    async def _call_observed(self, item: WorkItem, reports: HandlerReports) -> BaseException | None:
-        reports.started(item)
-        error = await self._calls.call(item)
-        reports.ended(item, error)
-        return error
+        call = self._calls.call(item)
+        return call if self.reports is None else self.reports.observe(item, call)
 
     async def run_batch(self, items: Sequence[WorkItem]) -> BaseException | None:
         self.arm()
@@ -591,8 +586,8 @@ def _object_of(step: HandlerStep) -> str:
     match step:
         case ReadParked(key) | WriteParked(key) | DropParked(key) | NextDeadLetter(key):
             return f"key {key!r}"
-        case RequestRedrive(letter):
-            return f"dead letter of event {letter.sequence}"
+        case RequestRedrive(dead_letter):
+            return f"dead letter of event {dead_letter.sequence}"
         case PauseHandler() | ReadClock():
             return "handler"
         case _:
