@@ -26,7 +26,7 @@ from jetspark import (
     StreamConfig,
     UserPassword,
 )
-from jetspark.core import closing
+from jetspark.core import lifecycle
 from jetspark.core.subjects import ApiSubject
 from jetspark.server import NatsServer, Permissions, User
 
@@ -301,7 +301,7 @@ async def test_an_interrupted_block_does_not_wait_for_a_server_that_does_not_ans
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(closing, "INTERRUPTED_S", TIMEOUT_S)
+    monkeypatch.setattr(lifecycle, "INTERRUPTED_S", TIMEOUT_S)
     nc = await driver.connect(own.url, drain_timeout_s=4 * PATIENCE_S)
     own.pause()
     try:

@@ -49,11 +49,11 @@ HELD = {
     "jetspark.core.parser.HandshakeReader": 1,  # the handshake's
     "jetspark.core.parser._Kind": 2,  # of the messages that came last, and of the run they may be
     "jetspark.core.parser._Run": 1,
-    "jetspark.core.info.ServerInfo": 2,
+    "jetspark.core.handshake.ServerInfo": 2,
     "jetspark.errors.ConnectionLost": 1,
-    "jetspark.core.dispatcher.Done": 2,
-    "jetspark.core.dispatcher.Failed": 2,
-    "jetspark.core.dispatcher.Ready": 2,
+    "jetspark.core.subscription.Done": 2,
+    "jetspark.core.subscription.Failed": 2,
+    "jetspark.core.subscription.Ready": 2,
     "jetspark.blocking.waiter.Waiter": 2,
     "jetspark.blocking.message.Message": 2,
 }

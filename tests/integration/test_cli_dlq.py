@@ -76,11 +76,11 @@ class Shell:
         assert done.exit_code == code, f"{done.output} {error!r}"
         return done.output
 
-    def letters(self, *arguments: str) -> list[dict[str, Any]]:
+    def dead_letters(self, *arguments: str) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = json.loads(self.run("dlq", "ls", "shop:app", "--json", *arguments))
         return found
 
-    def letter(self, handler: str, sequence: int, key: str | None = "a") -> None:
+    def dead_letter(self, handler: str, sequence: int, key: str | None = "a") -> None:
         """Write one as a worker does that has ended since."""
         each = StoredEvent(
             handler=handler,
@@ -121,17 +121,17 @@ def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shell]:
 
 
 @pytest.mark.slow
-def test_letters_are_listed_redriven_and_discarded(shell: Shell) -> None:
+def test_dead_letters_are_listed_redriven_and_discarded(shell: Shell) -> None:
     assert "stream SHOP" in shell.run("run", "shop:app", code=1)  # not applied
     shell.run("apply", "shop:app")
     worker = shell.start("run", "shop:app", "--apply")
     try:
         url = shell.environment["JETSPARK_SERVERS"]
         subprocess.run([sys.executable, "publish.py", url], cwd=shell.folder, env=shell.environment, check=True)
-        shell.wait_for(lambda: len(shell.letters()) == 4)
+        shell.wait_for(lambda: len(shell.dead_letters()) == 4)
         assert "2  jetspark.app.handlers.retry.Reject" in shell.run("dlq", "ls", "shop:app", "--by", "error")
         assert json.loads(shell.run("dlq", "ls", "shop:app", "--by", "key", "--json")) == {"a": 2, "b": 2}
-        [head] = shell.letters("--where", "key=a", "--where", "status=open")
+        [head] = shell.dead_letters("--where", "key=a", "--where", "status=open")
         shown = json.loads(shell.run("dlq", "show", "shop:app", str(head["number"]), "--json"))
         assert (shown["reason"], json.loads(shown["data"])["data"]["number"]) == ("no such card", 1)
         assert "has no dead letter 999" in shell.run("dlq", "show", "shop:app", "999", code=1)
@@ -140,14 +140,14 @@ def test_letters_are_listed_redriven_and_discarded(shell: Shell) -> None:
         (shell.folder / "mended").touch()
         dry = json.loads(shell.run("dlq", "redrive", "shop:app", "--where", "key=a", "--dry-run", "--json"))
         assert (dry["requested"], dry["behind"], dry["dry_run"]) == (1, 1, True)
-        assert len(shell.letters()) == 4
+        assert len(shell.dead_letters()) == 4
         assert "2 handled, 0 failed again, 0 waiting" in shell.run("dlq", "redrive", "shop:app", "--where", "key=a")
-        assert len(shell.letters()) == 2
+        assert len(shell.dead_letters()) == 2
         assert "expected --handler or --where" in shell.run("dlq", "discard", "shop:app", "--yes", code=1)
         told = shell.run("dlq", "discard", "shop:app", "--where", "key=b")
         assert told == "1 dead letter would be discarded; kept, because they are behind another: 1; --yes discards\n"
         shell.run("dlq", "discard", "shop:app", "--where", "key=b", "--yes")
-        shell.wait_for(lambda: shell.letters() == [])
+        shell.wait_for(lambda: shell.dead_letters() == [])
         shell.wait_for(lambda: len(shell.done()) == 5)
         worker.send_signal(signal.SIGTERM)
         assert worker.wait(timeout=250) == 0
@@ -177,9 +177,9 @@ def test_a_command_before_the_application_is_applied_names_the_remedy(shell: She
     assert re.search(r"there is no (stream|bucket) '\w+'", told)
 
 
-def test_a_handler_that_is_none_is_refused_unless_there_are_letters_of_it(shell: Shell) -> None:
+def test_a_handler_that_is_none_is_refused_unless_there_are_dead_letters_of_it(shell: Shell) -> None:
     shell.run("apply", "shop:app")
-    shell.letter("former", 1)
+    shell.dead_letter("former", 1)
     ways = (["ls"], ["ls", "--json"], ["ls", "--by", "key"], ["export"], ["discard"], ["discard", "--yes"])
     for name in ("biling", "a.b", "*", ">", "a b", "totals"):
         for way, *more in ways:
@@ -187,7 +187,7 @@ def test_a_handler_that_is_none_is_refused_unless_there_are_letters_of_it(shell:
             assert told.startswith(f"handler {name!r}: app 'shop' has no such handler"), told
             assert told.endswith("it has billing, and projections for dead letters of projections"), told
     for name, count in (("billing", 0), ("projections", 0), ("former", 1)):
-        assert len(shell.letters("--handler", name)) == count
+        assert len(shell.dead_letters("--handler", name)) == count
         both = [shell.run("dlq", "discard", "shop:app", "--handler", name, *yes) for yes in ([], ["--yes"])]
         if count:
             assert both == ["1 dead letter would be discarded; --yes discards\n", "1 dead letter discarded\n"]
@@ -211,11 +211,11 @@ class Totals:
 """
 
 
-def test_letters_of_an_application_without_handlers_are_discarded(shell: Shell) -> None:
+def test_dead_letters_of_an_application_without_handlers_are_discarded(shell: Shell) -> None:
     (shell.folder / "projecting.py").write_text(PROJECTING)
     shell.run("apply", "projecting:app")
     for number in (1, 2):
-        shell.letter("projections", number, key=None)
+        shell.dead_letter("projections", number, key=None)
     for more in ([], ["--handler", "projections"], ["--dry-run"]):
         told = shell.run("dlq", "redrive", "projecting:app", *more, code=1)
         assert told == (
@@ -230,7 +230,7 @@ def test_letters_of_an_application_without_handlers_are_discarded(shell: Shell) 
     sys.modules.pop("projecting", None)
 
 
-def test_letters_are_shown_whatever_is_in_them(shell: Shell) -> None:
+def test_dead_letters_are_shown_whatever_is_in_them(shell: Shell) -> None:
     shell.run("apply", "shop:app")
     odd = StoredEvent(
         handler="notes",
@@ -297,7 +297,7 @@ def test_retries_are_listed_tried_now_and_cancelled(shell: Shell) -> None:
     try:
         url = shell.environment["JETSPARK_SERVERS"]
         subprocess.run([sys.executable, "publish.py", url], cwd=shell.folder, env=shell.environment, check=True)
-        shell.wait_for(lambda: len(shell.letters()) == 4)  # behind the two that wait
+        shell.wait_for(lambda: len(shell.dead_letters()) == 4)  # behind the two that wait
         rows = shell.run("retry", "ls", app).splitlines()
         assert rows[0].split() == ["DUE", "HANDLER", "KEY", "EVENT", "ATTEMPTS", "REASON"]
         assert [row.split()[1:5] for row in rows[1:3]] == [
@@ -327,7 +327,7 @@ def test_retries_are_listed_tried_now_and_cancelled(shell: Shell) -> None:
         assert "expected --handler or --where" in shell.run("retry", "cancel", app, "--yes", code=1)
         told = shell.run("retry", "cancel", app, "--where", "key=b", "--yes")
         assert told.startswith("1 retry cancelled; a worker writes the dead letters")
-        shell.wait_for(lambda: len(shell.letters("--where", "status=open")) == 1)
+        shell.wait_for(lambda: len(shell.dead_letters("--where", "status=open")) == 1)
         (shell.folder / "mended").touch()
         assert shell.run("retry", "now", app) == "1 retry due now\n"
         shell.wait_for(lambda: len(shell.done()) == 3)

@@ -121,7 +121,7 @@ class World:
         self.retries: list[Stored] = []
         self.requested: set[tuple[int, int]] = set()
         self.schedules: dict[int, tuple[float, int, int]] = {}
-        self.letters: dict[int, Letter] = {}
+        self.dead_letters: dict[int, Letter] = {}
         self.parked: dict[str, ParkedRecord] = {}
         self.parked_known: dict[str, int] = {}
         """What the worker knows of a key is at least as new."""
@@ -135,7 +135,7 @@ class World:
         self.done: dict[int, int] = dict.fromkeys(self.stream, 0)
         self.runs: dict[int, int] = dict.fromkeys(self.stream, 0)
         self.starts: list[float] = []
-        self.open_letters: dict[tuple[int, int], int] = {}
+        self.open_dead_letters: dict[tuple[int, int], int] = {}
         self.log: list[str] = []
         """What happened, to be read when a seed fails."""
         self.crashes = self.given_up = self.stops = self.lapses = 0
@@ -434,17 +434,17 @@ class World:
             case FindDeadLetter(item):
                 return self._ref(item.sequence)
             case WriteDeadLetter(item, _, behind, revision):
-                present = self.letters.get(item.sequence)
+                present = self.dead_letters.get(item.sequence)
                 if (present.revision if present else 0) != revision:
                     return False
                 status = "open" if behind is None else "behind"
                 if status == "open":
                     which = (item.sequence, item.redrives)
-                    self.open_letters[which] = self.open_letters.get(which, 0) + 1
-                self.letters[item.sequence] = Letter(item.key, status, item.redrives, next(self._revisions))
+                    self.open_dead_letters[which] = self.open_dead_letters.get(which, 0) + 1
+                self.dead_letters[item.sequence] = Letter(item.key, status, item.redrives, next(self._revisions))
                 return True
             case CloseDeadLetter(item, revision):
-                return self.close_letter(item.sequence, revision)
+                return self.close_dead_letter(item.sequence, revision)
             case FindRetry(item):
                 waits = self.schedules.get(item.sequence, (0.0, 0, -1))
                 known = [(waits[1], waits[2])]
@@ -453,10 +453,12 @@ class World:
             case WriteSchedule(item, seconds):
                 self.schedules[item.sequence] = (self.now + seconds, item.attempts, item.redrives)
             case NextDeadLetter(key):
-                waiting = [each for each, letter in self.letters.items() if letter.key == key]
-                return self._ref(min((each for each in waiting if self.letters[each].status != "closed"), default=0))
-            case RequestRedrive(letter):
-                self.request(letter)
+                waiting = [each for each, dead_letter in self.dead_letters.items() if dead_letter.key == key]
+                return self._ref(
+                    min((each for each in waiting if self.dead_letters[each].status != "closed"), default=0)
+                )
+            case RequestRedrive(dead_letter):
+                self.request(dead_letter)
             case ReadParked(key):
                 return self.parked.get(key)
             case WriteParked(key, head, revision, waiting):
@@ -485,10 +487,10 @@ class World:
         return None
 
     def _ref(self, sequence: int) -> DeadLetterRef | None:
-        letter = self.letters.get(sequence)
-        if letter is None:
+        dead_letter = self.dead_letters.get(sequence)
+        if dead_letter is None:
             return None
-        return DeadLetterRef(sequence, letter.revision, letter.status, letter.redrives)  # type: ignore[arg-type]
+        return DeadLetterRef(sequence, dead_letter.revision, dead_letter.status, dead_letter.redrives)  # type: ignore[arg-type]
 
     def _fire_schedules(self) -> None:
         for sequence, (due_at, attempts, redrives) in list(self.schedules.items()):
@@ -498,44 +500,44 @@ class World:
 
     # ---- the operator ------------------------------------------------------------------------------------------
 
-    def request(self, letter: DeadLetterRef) -> None:
-        which = (letter.sequence, letter.redrives + 1)
+    def request(self, dead_letter: DeadLetterRef) -> None:
+        which = (dead_letter.sequence, dead_letter.redrives + 1)
         if which not in self.requested:
             self.requested.add(which)
-            self.retries.append(Stored(letter.sequence, 0, letter.redrives + 1))
+            self.retries.append(Stored(dead_letter.sequence, 0, dead_letter.redrives + 1))
             self._tick_at(self.now)
 
-    def close_letter(self, sequence: int, revision: int) -> bool:
-        letter = self.letters[sequence]
-        if letter.revision != revision:
+    def close_dead_letter(self, sequence: int, revision: int) -> bool:
+        dead_letter = self.dead_letters[sequence]
+        if dead_letter.revision != revision:
             return False
-        self.letters[sequence] = Letter(letter.key, "closed", letter.redrives, next(self._revisions))
+        self.dead_letters[sequence] = Letter(dead_letter.key, "closed", dead_letter.redrives, next(self._revisions))
         return True
 
     def discard(self, sequence: int) -> None:
         """As ``jetspark dlq discard`` does: close it, and let its key go on."""
-        letter = self.letters[sequence]
-        self.close_letter(sequence, letter.revision)
+        dead_letter = self.dead_letters[sequence]
+        self.close_dead_letter(sequence, dead_letter.revision)
         self.done[sequence] += 1
-        if letter.key is not None:
-            procedure, answer = advance(letter.key, sequence), None
+        if dead_letter.key is not None:
+            procedure, answer = advance(dead_letter.key, sequence), None
             try:
                 while True:
                     answer = self._perform(procedure.send(answer))
             except StopIteration as finished:
                 if finished.value is None:
-                    self.machine.unpark(letter.key)
+                    self.machine.unpark(dead_letter.key)
                 else:
-                    self.machine.park(letter.key, finished.value)
+                    self.machine.park(dead_letter.key, finished.value)
 
     def discard_meanwhile(self, sequence: int) -> None:
         """As :meth:`discard` in a process of its own, while the worker works; who hears late that a key goes on."""
-        letter = self.letters[sequence]
-        self.close_letter(sequence, letter.revision)
+        dead_letter = self.dead_letters[sequence]
+        self.close_dead_letter(sequence, dead_letter.revision)
         self.done[sequence] += 1
-        if letter.key is None:
+        if dead_letter.key is None:
             return
-        key, procedure = letter.key, advance(letter.key, sequence)
+        key, procedure = dead_letter.key, advance(dead_letter.key, sequence)
         self.operators += 1
 
         def step(answer: Any) -> None:
@@ -573,4 +575,4 @@ class World:
         self.at(self.rng.uniform(0, 1.0), tell, of_worker=False)
 
     def open(self) -> list[int]:
-        return [sequence for sequence, letter in self.letters.items() if letter.status == "open"]
+        return [sequence for sequence, dead_letter in self.dead_letters.items() if dead_letter.status == "open"]

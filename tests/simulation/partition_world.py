@@ -436,8 +436,8 @@ class World:
             await client.flush(60.0)  # the operator waits until the server is there
             await run_redrive(js, app, DeadLetterFilter())
             await self._settle(app)
-            letters = await read_dead_letters(js, app, DeadLetterFilter())
-            assert letters == [], letters
+            dead_letters = await read_dead_letters(js, app, DeadLetterFilter())
+            assert dead_letters == [], dead_letters
             assert not self.violations, self.violations
             assert self.done == set(range(len(self.events))), f"never done: {set(range(len(self.events))) - self.done}"
             if self.is_transaction:

@@ -239,10 +239,10 @@ class ProjectionWorld:
         assert not self.wrong, self.wrong[0]
 
     def is_done(self) -> bool:
-        tables, letters = in_model(self.network, self.app)
+        tables, dead_letters = in_model(self.network, self.app)
         oracle = self.oracle()
         are_equal = all(cells(table) == oracle.tables[name] for name, table in tables.items())
-        return are_equal and letters == oracle.letters
+        return are_equal and dead_letters == oracle.dead_letters
 
     def oracle(self) -> BankOracle:
         """What the events make that the stream has now."""

@@ -54,12 +54,12 @@ def finish(world: World) -> None:
     """The operator mends the code, redrives or discards what is dead, until nothing is left."""
     for _ in range(100):
         world.run_until_quiet()
-        letters = world.open()
-        if not letters:
+        dead_letters = world.open()
+        if not dead_letters:
             break
         if world.rng.random() < 0.5:
             world.trouble.clear()
-        for sequence in letters:
+        for sequence in dead_letters:
             if world.rng.random() < 0.2:
                 world.discard(sequence)
             else:
@@ -71,9 +71,9 @@ def finish(world: World) -> None:
 
 
 def check_nothing_is_forgotten(world: World) -> None:
-    assert all(count == 1 for count in world.open_letters.values()), "one failure, two letters"
+    assert all(count == 1 for count in world.open_dead_letters.values()), "one failure, two letters"
     assert all(world.done.values()), f"not done: {[each for each, count in world.done.items() if not count]}"
-    assert [each for each in world.letters.values() if each.status != "closed"] == [], "letters stay"
+    assert [each for each in world.dead_letters.values() if each.status != "closed"] == [], "letters stay"
     assert world.parked == {}, "keys stay parked"
     assert world.machine.held == world.machine.running == world.machine.held_bytes == 0
     assert len(world.machine.lanes) == 0
@@ -172,7 +172,7 @@ def test_what_others_give_up_while_no_worker_runs_is_not_lost(seed: int) -> None
 
 def test_the_seeds_reach_what_they_are_for() -> None:
     """Bounds are reached, crashes happen, keys are parked: otherwise the runs above prove little."""
-    most_running, most_held, crashes, letters, requests = set(), set(), 0, 0, 0
+    most_running, most_held, crashes, dead_letters, requests = set(), set(), 0, 0, 0
     for seed in range(30):
         world = world_of(seed, Faults(crash=0.01))
         world.run_until_quiet()
@@ -181,11 +181,11 @@ def test_the_seeds_reach_what_they_are_for() -> None:
         if world.was_full:
             most_held.add(world.limits.max_messages)
         crashes += world.crashes
-        letters += len(world.letters)
+        dead_letters += len(world.dead_letters)
         requests += len(world.requested)
     assert {1, 2, 5} <= most_running
     assert {2, 4, 30} <= most_held
-    assert min(crashes, letters) > 50
+    assert min(crashes, dead_letters) > 50
     given_up = [world_of(seed, Faults(crash=0.01, given_up=0.3)) for seed in range(20)]
     for world in given_up:
         world.run_until_quiet()
@@ -251,11 +251,11 @@ class StoresNoRetries(_Misdoes):
     kind = WriteSchedule
 
 
-class WritesNoLetters(_Misdoes):
+class WritesNoDeadLetters(_Misdoes):
     kind = WriteDeadLetter
 
 
-class ClosesNoLetters(_Misdoes):
+class ClosesNoDeadLetters(_Misdoes):
     kind = CloseDeadLetter
 
 
@@ -263,13 +263,13 @@ class LeavesKeysParked(_Misdoes):
     kind = DropParked
 
 
-class WritesLettersTwice(World):
+class WritesDeadLettersTwice(World):
     """It does not look whether there is one."""
 
     def _perform(self, step: Any, *, is_operator: bool = False) -> Any:
         if isinstance(step, FindDeadLetter):
             return None
-        if isinstance(step, WriteDeadLetter) and (present := self.letters.get(step.item.sequence)) is not None:
+        if isinstance(step, WriteDeadLetter) and (present := self.dead_letters.get(step.item.sequence)) is not None:
             step = dataclasses.replace(step, revision=present.revision)
         return super()._perform(step, is_operator=is_operator)
 
@@ -282,10 +282,10 @@ class WritesLettersTwice(World):
         (HoldsTooMany, "too many are held|too many bytes"),
         (RunsTooFast, "faster than the rate"),
         (StoresNoRetries, "not done"),
-        (WritesNoLetters, "not done"),
-        (ClosesNoLetters, "letters stay"),
+        (WritesNoDeadLetters, "not done"),
+        (ClosesNoDeadLetters, "letters stay"),
         (LeavesKeysParked, "keys stay parked"),
-        (WritesLettersTwice, "one failure, two letters"),
+        (WritesDeadLettersTwice, "one failure, two letters"),
     ],
 )
 def test_a_planted_bug_is_found_within_a_few_seeds(bug: type[World], found: str) -> None:

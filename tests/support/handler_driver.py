@@ -58,6 +58,9 @@ class SteppedDriver:
     def acknowledge(self, item: WorkItem) -> Generator[Any, Any, None]:
         yield Acknowledge(item)
 
+    def attempt_failed(self, item: WorkItem, error: BaseException) -> None:
+        pass
+
     def attempt_ended(self, item: WorkItem, error: BaseException | None, decided: Decided | None) -> None:
         self.ended.append((item, error, decided))
 

@@ -43,7 +43,7 @@ class Oracle:
     def __init__(self) -> None:
         self.tables: dict[str, dict[str, Cell]] = {name: {} for name in self.projections}
         """Of each projection what each key has that has ever had something."""
-        self.letters: list[int] = []
+        self.dead_letters: list[int] = []
         """Messages that have no key, or cannot be read."""
         self.past: dict[tuple[str, str], dict[int, bytes | None]] = {}
         """Of each key the value after each event that it has taken; at 0 before all of them."""
@@ -61,7 +61,7 @@ class Oracle:
             event = json.loads(data)
             kind, fields = event["type"], event["data"]
         except (ValueError, KeyError):
-            self.letters.append(sequence)
+            self.dead_letters.append(sequence)
             return
         self.event(sequence, kind, fields, event, stored_us)
 
@@ -98,7 +98,7 @@ class BankOracle(Oracle):
             # A point in the text would begin a second token.
             self.change("moves", f"all=2E{cents % 2}", sequence, lambda state: _moves(state, cents))
             if cents == 13:
-                self.letters.append(sequence)
+                self.dead_letters.append(sequence)
                 return
         for key in dict.fromkeys(keys):
             self.change("balances", key, sequence, partial(_balance, kind=kind, fields=fields, key=key))

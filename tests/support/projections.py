@@ -127,13 +127,13 @@ def folded(app: App, messages: Iterable[Recorded]) -> tuple[dict[str, Table], li
     With the folds above, it has to agree with one that uses nothing of the product.
     """
     messages = list(messages)
-    tables, letters = _folded(app, messages)
+    tables, dead_letters = _folded(app, messages)
     if all(spec.kind in (Balances, Moves, Large) and spec.version == 1 for spec in app.projections.values()):
         oracle = BankOracle().fold((each.sequence, each.subject, each.data, each.time_us) for each in messages)
         for name in app.projections:
             assert cells(tables[name]) == oracle.tables[name]
-        assert letters == oracle.letters
-    return tables, letters
+        assert dead_letters == oracle.dead_letters
+    return tables, dead_letters
 
 
 def cells(table: Table) -> dict[str, Cell]:
@@ -143,7 +143,7 @@ def cells(table: Table) -> dict[str, Cell]:
 def _folded(app: App, messages: Iterable[Recorded]) -> tuple[dict[str, Table], list[int]]:
     router = Router(app.projections.values(), app.catalogue)
     states: dict[tuple[str, str], KeyState] = {}
-    letters = []
+    dead_letters = []
     for message in messages:
         routing = route_one(router, message)
         for row in routing.rows:
@@ -153,14 +153,14 @@ def _folded(app: App, messages: Iterable[Recorded]) -> tuple[dict[str, Table], l
                 states[place] = KeyState(spec, row.key, Current(None, 0, 0))
             states[place].apply(spec, row.key, row.sequence, row.event)
         if routing.failures:
-            letters.append(message.sequence)
+            dead_letters.append(message.sequence)
     tables: dict[str, Table] = {name: {} for name in app.projections}
     for (name, key), state in states.items():
         change = state.change(app.projections[name], key)
         if change is not None:
             value = change.value if change.operation == "put" else None
             tables[name][key] = (value, change.sequence or 0, change.mark or "")
-    return tables, letters
+    return tables, dead_letters
 
 
 def in_model(network: Any, app: App) -> tuple[dict[str, Table], list[int]]:
@@ -173,8 +173,8 @@ def in_model(network: Any, app: App) -> tuple[dict[str, Table], list[int]]:
         for message in model.messages(f"KV_{spec.bucket.bucket}"):
             _note(table, message.subject.removeprefix(prefix), message.data, message.headers)
         tables[name] = table
-    letters = [int(each.subject.split(".")[5]) for each in model.messages(app.spec.dead_letter_stream)]
-    return tables, sorted(letters)
+    dead_letters = [int(each.subject.split(".")[5]) for each in model.messages(app.spec.dead_letter_stream)]
+    return tables, sorted(dead_letters)
 
 
 async def in_buckets(js: JetStream, app: App, buckets: dict[str, str] | None = None) -> dict[str, Table]:

@@ -149,9 +149,9 @@ async def test_an_event_whose_key_cannot_be_told_is_a_dead_letter_and_stops_nobo
         await test.publish(Paid(order_id="o-1"))
         await test.settled()
         assert done == [Paid(order_id="o-1")]
-        [letter] = test.dead_letters
-        assert letter.cause is not None
-        assert letter.cause.message == f"key={key!r} of handler 'keys' failed for this event: {why}"
+        [dead_letter] = test.dead_letters
+        assert dead_letter.cause is not None
+        assert dead_letter.cause.message == f"key={key!r} of handler 'keys' failed for this event: {why}"
 
 
 @pytest.mark.parametrize(
@@ -209,9 +209,9 @@ async def test_a_batch_handler_that_returns_something_is_told_so() -> None:
     async with TestApp(app) as test:
         await test.publish(Paid(order_id="o-1"))
         await test.settled()
-        [letter] = test.dead_letters
-        assert letter.cause is not None
-        assert "batch handler 'somehow': expected it to return nothing, got list" in letter.cause.message
+        [dead_letter] = test.dead_letters
+        assert dead_letter.cause is not None
+        assert "batch handler 'somehow': expected it to return nothing, got list" in dead_letter.cause.message
 
 
 async def cancelled_inside() -> None:
@@ -266,9 +266,9 @@ async def test_what_would_end_a_worker_is_an_error_of_the_handler(
     async with TestApp(app) as test:
         await test.publish(Paid(order_id="a"))
         await test.settled()
-        [letter] = test.dead_letters
-        assert letter.cause is not None
-        assert letter.cause.error == name
+        [dead_letter] = test.dead_letters
+        assert dead_letter.cause is not None
+        assert dead_letter.cause.error == name
     assert len(starts) == 2
 
 
@@ -315,9 +315,9 @@ async def test_a_handler_that_leaves_a_cancellation_behind_ends_no_worker(
         await test.settled()
         test.advance(200.0)
         await test.settled()
-        [letter] = test.dead_letters
-        assert letter.cause is not None
-        assert (letter.cause.error, letter.attempts) == ("jetspark.app.handlers.retry.HandlerTimeout", 2)
+        [dead_letter] = test.dead_letters
+        assert dead_letter.cause is not None
+        assert (dead_letter.cause.error, dead_letter.attempts) == ("jetspark.app.handlers.retry.HandlerTimeout", 2)
     assert set(done) == {"a", "b", "slow", "c"}
     assert done.count("slow") == 2
 
@@ -366,6 +366,6 @@ async def test_an_error_without_a_text_is_a_dead_letter_like_any_other() -> None
     async with TestApp(app) as test:
         await test.publish(Paid(order_id="a"))
         await test.settled()
-        [letter] = test.dead_letters
-        assert letter.cause is not None
-        assert letter.cause.message == "its text is not known: str() raised RuntimeError"
+        [dead_letter] = test.dead_letters
+        assert dead_letter.cause is not None
+        assert dead_letter.cause.message == "its text is not known: str() raised RuntimeError"

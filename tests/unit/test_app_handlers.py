@@ -720,11 +720,11 @@ def letter_of(**changes: Any) -> StoredEvent:
 
 
 @pytest.mark.parametrize("changes", [{}, {"key": None, "cause": None, "status": "behind", "behind": 3}, {"key": ""}])
-def test_a_letter_is_read_as_it_was_written(changes: dict[str, Any]) -> None:
-    letter = letter_of(**changes)
-    headers = decode(encode(letter.to_headers()))
+def test_a_dead_letter_is_read_as_it_was_written(changes: dict[str, Any]) -> None:
+    dead_letter = letter_of(**changes)
+    headers = decode(encode(dead_letter.to_headers()))
     assert not any(name.lower().startswith("nats-") for name in headers)
-    assert StoredEvent.of(headers, b"{}") == letter
+    assert StoredEvent.of(headers, b"{}") == dead_letter
 
 
 @pytest.mark.parametrize(
@@ -738,14 +738,14 @@ def test_a_letter_is_read_as_it_was_written(changes: dict[str, Any]) -> None:
     ],
     ids=lambda pairs: pairs[0][0],
 )
-def test_a_letter_has_the_headers_of_its_event_whatever_they_are(pairs: list[tuple[str, str]]) -> None:
-    letter = letter_of(headers=restored(pairs))
-    headers = decode(encode(letter.to_headers()))
+def test_a_dead_letter_has_the_headers_of_its_event_whatever_they_are(pairs: list[tuple[str, str]]) -> None:
+    dead_letter = letter_of(headers=restored(pairs))
+    headers = decode(encode(dead_letter.to_headers()))
     assert not any(name.lower().startswith("nats-") for name in headers)
-    assert StoredEvent.of(headers, b"{}") == letter
+    assert StoredEvent.of(headers, b"{}") == dead_letter
 
 
-def test_what_is_no_letter_is_told_so() -> None:
+def test_what_is_no_dead_letter_is_told_so() -> None:
     with pytest.raises(ProtocolError, match="not a dead letter"):
         StoredEvent.of(Headers(), b"")
     headers = letter_of().to_headers()
@@ -767,7 +767,7 @@ def test_a_fingerprint_is_that_of_the_place_and_the_type() -> None:
     assert FailureCause.of(None, is_transient=True) == FailureCause.of_crash()
 
 
-def test_a_letter_has_a_subject_of_its_own() -> None:
+def test_a_dead_letter_has_a_subject_of_its_own() -> None:
     origin = Origin("ORDERS", 7, 12)
     assert dead_letter_subject("orders", "billing", "o.1", origin) == "dlq.orders.billing.o=2E1.ORDERS.7.12"
     assert dead_letter_subject("orders", "billing", None, origin) != dead_letter_subject(

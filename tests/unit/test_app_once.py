@@ -176,9 +176,9 @@ async def test_a_result_that_is_not_of_the_wanted_type_is_an_error_and_no_second
     async with TestApp(app) as test:
         await test.publish(Paid(order_id="o-1"))
         await test.settled()
-        [letter] = test.dead_letters
+        [dead_letter] = test.dead_letters
         assert effects == ["charged"]
-        assert "once('charge'): its recorded result 'paid' is not a <class 'int'>" in str(letter)
+        assert "once('charge'): its recorded result 'paid' is not a <class 'int'>" in str(dead_letter)
 
 
 @pytest.mark.parametrize("idempotent", ["none", "transaction"])

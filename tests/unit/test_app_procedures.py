@@ -91,7 +91,7 @@ def run(procedure: Procedure, script: Script) -> Any:
     return ended.value.value
 
 
-def letter(
+def dead_letter(
     status: DeadLetterStatus = "open", *, sequence: int = SEQUENCE, revision: int = 7, redrives: int = 0
 ) -> DeadLetterRef:
     return DeadLetterRef(sequence, revision, status, redrives)
@@ -258,11 +258,11 @@ def test_what_is_kept_apart_of_a_retry_goes_when_the_server_knows_that_it_is_don
     assert is_done(machine, item)
 
 
-def test_what_is_kept_apart_of_a_letter_goes_with_it() -> None:
+def test_what_is_kept_apart_of_a_dead_letter_goes_with_it() -> None:
     machine = machine_of()
     item = taken(machine, None, tries=Tries(source="redrive", redrives=1))
     item.original = stored_apart()
-    found: Script = [(FindDeadLetter(item), letter()), (FindRetry(item), False), (ReadClock(), 0.0)]
+    found: Script = [(FindDeadLetter(item), dead_letter()), (FindRetry(item), False), (ReadClock(), 0.0)]
     run(
         handle(SteppedDriver(machine), item),
         [*found, *ran(item), (CloseDeadLetter(item, 7), True), (Acknowledge(item), None)],
@@ -286,7 +286,7 @@ def test_a_long_wait_is_stored_after_its_key_is_parked_and_before_the_acknowledg
 
 
 @pytest.mark.parametrize(("error", "attempts", "is_transient"), [(Reject("no"), 5, False), (OSError("gone"), 1, True)])
-def test_an_event_that_is_given_up_has_a_letter_before_it_is_acknowledged(
+def test_an_event_that_is_given_up_has_a_dead_letter_before_it_is_acknowledged(
     error: Exception, attempts: int, is_transient: bool
 ) -> None:
     machine = machine_of(attempts=attempts)
@@ -474,7 +474,7 @@ def test_an_event_without_a_record_has_been_begun_once_more_than_it_says() -> No
 def test_a_redelivery_that_is_owned_elsewhere_is_acknowledged_unrun(where: str) -> None:
     machine = machine_of()
     item = taken(machine, delivered=2)
-    found: Script = [(FindDeadLetter(item), letter("closed") if where == "letter" else None)]
+    found: Script = [(FindDeadLetter(item), dead_letter("closed") if where == "letter" else None)]
     if where == "retry":
         found.append((FindRetry(item), True))
     ended: Script = [(ReadParked("k"), None), (DropAttempts(item), None), (Acknowledge(item), None)]
@@ -495,10 +495,10 @@ def test_the_key_of_an_event_that_another_worker_retries_later_is_known_to_be_pa
 def is_put_behind(item: WorkItem, confirming: Script) -> Script:
     """An event that has a letter behind another comes again."""
     ended: Script = [(DropAttempts(item), None), (Acknowledge(item), None)]
-    return [(FindDeadLetter(item), letter("behind")), *confirming, *ended]
+    return [(FindDeadLetter(item), dead_letter("behind")), *confirming, *ended]
 
 
-def test_a_letter_that_was_put_behind_stays_there_while_its_key_waits() -> None:
+def test_a_dead_letter_that_was_put_behind_stays_there_while_its_key_waits() -> None:
     machine = machine_of()
     item = taken(machine, delivered=2)
     # The record is written again as it is: who looked for letters before this one was there has to look again.
@@ -506,12 +506,12 @@ def test_a_letter_that_was_put_behind_stays_there_while_its_key_waits() -> None:
     assert machine.parked == {KEY: 3}
 
 
-def test_a_letter_that_was_put_behind_is_handled_if_its_key_has_gone_on_meanwhile() -> None:
-    asked: Script = [(RequestRedrive(letter("behind")), None)]
+def test_a_dead_letter_that_was_put_behind_is_handled_if_its_key_has_gone_on_meanwhile() -> None:
+    asked: Script = [(RequestRedrive(dead_letter("behind")), None)]
     # Nobody has the key: it waits for this one, which is asked for.
     machine = machine_of()
     item = taken(machine, delivered=2)
-    found = (FindDeadLetter(item), letter("behind"))
+    found = (FindDeadLetter(item), dead_letter("behind"))
     taken_over: Script = [*newly_parked(item), found]
     run(handle(SteppedDriver(machine), item), is_put_behind(item, [*taken_over, *asked]))
     assert machine.parked == {KEY: SEQUENCE}
@@ -527,30 +527,30 @@ def test_a_letter_that_was_put_behind_is_handled_if_its_key_has_gone_on_meanwhil
     earlier: Script = [
         (ReadParked(KEY), parked(9, 3, 9, 12)),
         (WriteParked(KEY, SEQUENCE, 4, (SEQUENCE, 9, 12)), True),
-        (FindDeadLetter(item), letter("behind")),
+        (FindDeadLetter(item), dead_letter("behind")),
     ]
     run(handle(SteppedDriver(machine), item), is_put_behind(item, [*earlier, *asked]))
     assert machine.parked == {KEY: SEQUENCE}
     # The key waits for this very one, and the request may not have been stored.
     machine = machine_of()
     item = taken(machine, delivered=2)
-    itself: Script = [*confirmed(parked(SEQUENCE, SEQUENCE)), (FindDeadLetter(item), letter("behind"))]
+    itself: Script = [*confirmed(parked(SEQUENCE, SEQUENCE)), (FindDeadLetter(item), dead_letter("behind"))]
     run(handle(SteppedDriver(machine), item), is_put_behind(item, [*itself, *asked]))
     assert machine.parked == {KEY: SEQUENCE}
 
 
-def test_a_key_waits_for_a_letter_that_is_open_and_asks_for_nothing() -> None:
+def test_a_key_waits_for_a_dead_letter_that_is_open_and_asks_for_nothing() -> None:
     machine = machine_of()
     item = taken(machine, delivered=2)
     run(
         handle(SteppedDriver(machine), item),
-        is_put_behind(item, [*newly_parked(item), (FindDeadLetter(item), letter())]),
+        is_put_behind(item, [*newly_parked(item), (FindDeadLetter(item), dead_letter())]),
     )
     assert machine.parked == {KEY: SEQUENCE}
 
 
-@pytest.mark.parametrize("now", [None, letter("closed")])
-def test_a_key_does_not_wait_for_a_letter_that_is_gone(now: DeadLetterRef | None) -> None:
+@pytest.mark.parametrize("now", [None, dead_letter("closed")])
+def test_a_key_does_not_wait_for_a_dead_letter_that_is_gone(now: DeadLetterRef | None) -> None:
     machine = machine_of()
     item = taken(machine, delivered=2)
     script: Script = [*newly_parked(item), (FindDeadLetter(item), now), (ReadParked(KEY), parked(5, 5))]
@@ -559,10 +559,14 @@ def test_a_key_does_not_wait_for_a_letter_that_is_gone(now: DeadLetterRef | None
     assert machine.parked == {}
 
 
-def test_a_letter_without_a_key_is_behind_nothing() -> None:
+def test_a_dead_letter_without_a_key_is_behind_nothing() -> None:
     machine = machine_of()
     item = taken(machine, None, delivered=2)
-    script: Script = [(FindDeadLetter(item), letter("behind")), (DropAttempts(item), None), (Acknowledge(item), None)]
+    script: Script = [
+        (FindDeadLetter(item), dead_letter("behind")),
+        (DropAttempts(item), None),
+        (Acknowledge(item), None),
+    ]
     run(handle(SteppedDriver(machine), item), script)
 
 
@@ -603,7 +607,7 @@ def test_a_trial_of_the_breaker_that_was_not_run_lets_another_begin(is_given_up:
         record = (ReadAttempts(trial), AttemptsRecord(5, CAUSE))
         script = [*not_known(trial), record, (WriteDeadLetter(trial, CAUSE, None, 0), True), *ended]
     else:
-        script = [(FindDeadLetter(trial), letter()), *ended]
+        script = [(FindDeadLetter(trial), dead_letter()), *ended]
     assert run(prepare(machine, trial), script) is False
     assert machine.take(10.0) is other
 
@@ -612,10 +616,10 @@ def test_a_trial_of_the_breaker_that_was_not_run_lets_another_begin(is_given_up:
 
 
 @pytest.mark.parametrize("redrives", [1, 2])
-def test_a_redrive_that_succeeds_closes_its_letter_and_lets_its_key_go_on(redrives: int) -> None:
+def test_a_redrive_that_succeeds_closes_its_dead_letter_and_lets_its_key_go_on(redrives: int) -> None:
     machine = machine_of()
     item = taken(machine, tries=Tries(source="redrive", redrives=redrives))
-    own = letter(redrives=redrives - 1)
+    own = dead_letter(redrives=redrives - 1)
     found: Script = [(FindDeadLetter(item), own), (FindRetry(item), False), (ReadClock(), 1.0)]
     closed: Script = [(CloseDeadLetter(item, 7), True), (ReadParked(KEY), None), (Acknowledge(item), None)]
     machine.park(KEY, SEQUENCE)
@@ -624,14 +628,18 @@ def test_a_redrive_that_succeeds_closes_its_letter_and_lets_its_key_go_on(redriv
     assert machine.parked == {}
 
 
-@pytest.mark.parametrize("now", [letter("open", revision=8), letter("behind", revision=8), letter("closed"), None])
+@pytest.mark.parametrize(
+    "now", [dead_letter("open", revision=8), dead_letter("behind", revision=8), dead_letter("closed"), None]
+)
 @pytest.mark.parametrize("was_found", [True, False])
-def test_a_letter_that_changed_meanwhile_is_closed_as_it_is_now(now: DeadLetterRef | None, was_found: bool) -> None:
+def test_a_dead_letter_that_changed_meanwhile_is_closed_as_it_is_now(
+    now: DeadLetterRef | None, was_found: bool
+) -> None:
     machine = machine_of()
     item = taken(machine, None, tries=Tries(source="redrive", redrives=1))
     script: Script = [(ReadClock(), 1.0)]
     if was_found:
-        item.letter = letter()
+        item.dead_letter = dead_letter()
         script.append((CloseDeadLetter(item, 7), False))
     script.append((FindDeadLetter(item), now))
     if now is not None and now.status != "closed":
@@ -639,8 +647,8 @@ def test_a_letter_that_changed_meanwhile_is_closed_as_it_is_now(now: DeadLetterR
     run(conclude(machine, item, None), [*script, (Acknowledge(item), None)])
 
 
-@pytest.mark.parametrize("found", [None, letter("closed")])
-def test_a_redrive_whose_letter_is_done_lets_its_key_go_on_all_the_same(found: DeadLetterRef | None) -> None:
+@pytest.mark.parametrize("found", [None, dead_letter("closed")])
+def test_a_redrive_whose_dead_letter_is_done_lets_its_key_go_on_all_the_same(found: DeadLetterRef | None) -> None:
     machine = machine_of()
     item = taken(machine, tries=Tries(source="redrive", redrives=1))
     machine.park(KEY, SEQUENCE)
@@ -650,12 +658,12 @@ def test_a_redrive_whose_letter_is_done_lets_its_key_go_on_all_the_same(found: D
 
 
 @pytest.mark.parametrize("counted", [0, 2, 3])
-def test_a_redrive_that_is_not_the_letters_next_is_acknowledged_unrun(counted: int) -> None:
+def test_a_redrive_that_is_not_the_dead_letters_next_is_acknowledged_unrun(counted: int) -> None:
     machine = machine_of()
     item = taken(machine, tries=Tries(source="redrive", redrives=2))
     run(
         handle(SteppedDriver(machine), item),
-        [(FindDeadLetter(item), letter(redrives=counted)), (Acknowledge(item), None)],
+        [(FindDeadLetter(item), dead_letter(redrives=counted)), (Acknowledge(item), None)],
     )
 
 
@@ -664,12 +672,12 @@ def test_a_redrive_that_waits_for_a_retry_is_acknowledged_unrun() -> None:
     item = taken(machine, tries=Tries(source="redrive", redrives=1))
     run(
         handle(SteppedDriver(machine), item),
-        [(FindDeadLetter(item), letter()), (FindRetry(item), True), (Acknowledge(item), None)],
+        [(FindDeadLetter(item), dead_letter()), (FindRetry(item), True), (Acknowledge(item), None)],
     )
 
 
-@pytest.mark.parametrize(("now", "revision"), [(letter(), 7), (None, 0)])
-def test_a_redrive_that_fails_replaces_its_letter(now: DeadLetterRef | None, revision: int) -> None:
+@pytest.mark.parametrize(("now", "revision"), [(dead_letter(), 7), (None, 0)])
+def test_a_redrive_that_fails_replaces_its_dead_letter(now: DeadLetterRef | None, revision: int) -> None:
     machine = machine_of()
     item = taken(machine, tries=Tries(source="redrive", redrives=1))
     error = Reject("again")
@@ -694,7 +702,7 @@ def test_a_parked_key_goes_on_when_the_event_it_waits_for_succeeds() -> None:
     machine = machine_of()
     machine.park(KEY, SEQUENCE)
     item = taken(machine)
-    following = letter("behind", sequence=8)
+    following = dead_letter("behind", sequence=8)
     script: Script = [(ReadParked(KEY), parked(5, 5)), (NextDeadLetter(KEY), following)]
     script += [(WriteParked(KEY, 8, 4, (5,)), True), (RequestRedrive(following), None)]
     run(handle(SteppedDriver(machine), item), [*ran(item), *script, (Acknowledge(item), None)])
@@ -704,7 +712,7 @@ def test_a_parked_key_goes_on_when_the_event_it_waits_for_succeeds() -> None:
 # ---- an event of a parked key ----------------------------------------------------------------------------------------
 
 
-def test_an_event_behind_its_key_is_a_letter_and_not_run() -> None:
+def test_an_event_behind_its_key_is_a_dead_letter_and_not_run() -> None:
     machine = machine_of()
     machine.park(KEY, 3)
     item = taken(machine)
@@ -721,7 +729,9 @@ def test_an_event_behind_its_key_that_was_delivered_before_is_looked_up_first() 
     written: Script = [(WriteDeadLetter(item, None, 3, 0), True), *confirmed(parked(3, 3))]
     run(handle(SteppedDriver(machine), item), [*found, *written, (Acknowledge(item), None)])
     item = taken(machine, sequence=6, delivered=2)
-    run(handle(SteppedDriver(machine), item), [(FindDeadLetter(item), letter("closed")), (Acknowledge(item), None)])
+    run(
+        handle(SteppedDriver(machine), item), [(FindDeadLetter(item), dead_letter("closed")), (Acknowledge(item), None)]
+    )
     for sequence, status in ((7, "behind"), (8, "open")):
         item = taken(machine, sequence=sequence, delivered=2)
         found = [(FindDeadLetter(item), DeadLetterRef(sequence, 7, status, 0)), *confirmed(parked(3))]  # type: ignore[arg-type]
@@ -742,21 +752,21 @@ def test_an_event_whose_key_has_gone_on_meanwhile_begins_again(head: int | None)
     assert not item.is_behind
 
 
-def test_a_redrive_behind_its_key_counts_the_request_in_its_letter() -> None:
+def test_a_redrive_behind_its_key_counts_the_request_in_its_dead_letter() -> None:
     machine = machine_of()
     machine.park(KEY, 2)
     item = taken(machine, tries=Tries(source="redrive", redrives=2))
     assert item.is_behind
-    script: Script = [(ReadParked(KEY), parked(3, 3)), (FindDeadLetter(item), letter(redrives=1))]
+    script: Script = [(ReadParked(KEY), parked(3, 3)), (FindDeadLetter(item), dead_letter(redrives=1))]
     script += [(WriteDeadLetter(item, None, 3, 7), True), *confirmed(parked(3, 3)), (Acknowledge(item), None)]
     run(handle(SteppedDriver(machine), item), script)
     assert machine.parked == {KEY: 3}
 
 
 @pytest.mark.parametrize(
-    "found", [None, letter("closed", redrives=1), letter(), letter(redrives=2), letter(redrives=3)]
+    "found", [None, dead_letter("closed", redrives=1), dead_letter(), dead_letter(redrives=2), dead_letter(redrives=3)]
 )
-def test_a_redrive_behind_its_key_whose_letter_has_changed_is_acknowledged(found: DeadLetterRef | None) -> None:
+def test_a_redrive_behind_its_key_whose_dead_letter_has_changed_is_acknowledged(found: DeadLetterRef | None) -> None:
     machine = machine_of()
     machine.park(KEY, 2)
     item = taken(machine, tries=Tries(source="redrive", redrives=2))
@@ -801,7 +811,7 @@ def test_a_key_that_is_parked_for_an_earlier_event_stays_so_or_waits_for_this_on
     # Somebody lets the key go on before the letter is there, and so without it.
     machine = machine_of()
     item = taken(machine)
-    gone_on: Script = [*newly_parked(item), (FindDeadLetter(item), letter())]
+    gone_on: Script = [*newly_parked(item), (FindDeadLetter(item), dead_letter())]
     run(conclude(machine, item, error), bury(item, [(ReadParked(KEY), earlier)], error, gone_on))
     assert machine.parked == {KEY: SEQUENCE}
 
@@ -822,7 +832,7 @@ def test_a_key_that_is_parked_for_a_later_event_waits_for_the_earlier_first_and_
 
 # ---- a key goes on ---------------------------------------------------------------------------------------------------
 
-BEHIND = letter("behind", sequence=9)
+BEHIND = dead_letter("behind", sequence=9)
 
 
 @pytest.mark.parametrize(
@@ -884,7 +894,12 @@ def test_a_record_that_somebody_has_changed_is_read_again(refused: Script) -> No
 
 @pytest.mark.parametrize(
     ("following", "is_requested"),
-    [(BEHIND, True), (letter("open", sequence=9), False), (letter("behind", sequence=10), False), (None, False)],
+    [
+        (BEHIND, True),
+        (dead_letter("open", sequence=9), False),
+        (dead_letter("behind", sequence=10), False),
+        (None, False),
+    ],
 )
 @pytest.mark.parametrize("waiting", [(9,), (5, 9)])
 def test_a_key_that_has_gone_on_before_a_crash_has_its_request_stored(
@@ -896,24 +911,24 @@ def test_a_key_that_has_gone_on_before_a_crash_has_its_request_stored(
     assert run(advance(KEY, SEQUENCE), script) == 9
 
 
-def test_a_key_that_goes_back_to_a_letter_waits_for_nothing_that_is_done() -> None:
-    earlier = letter("behind", sequence=2)
+def test_a_key_that_goes_back_to_a_dead_letter_waits_for_nothing_that_is_done() -> None:
+    earlier = dead_letter("behind", sequence=2)
     script: Script = [(ReadParked(KEY), parked(5, 3, 5, 8)), (NextDeadLetter(KEY), earlier)]
     back: Script = [(WriteParked(KEY, 2, 4, (8,)), True), (RequestRedrive(earlier), None)]
     assert run(advance(KEY, SEQUENCE), [*script, *back]) == 2
 
 
 def test_an_event_that_is_done_before_its_turn_is_not_waited_for() -> None:
-    script: Script = [(ReadParked(KEY), parked(3, 3, 5, 8)), (NextDeadLetter(KEY), letter(sequence=3))]
+    script: Script = [(ReadParked(KEY), parked(3, 3, 5, 8)), (NextDeadLetter(KEY), dead_letter(sequence=3))]
     assert run(advance(KEY, SEQUENCE), [*script, (WriteParked(KEY, 3, 4, (3, 8)), True)]) == 3
-    script = [(ReadParked(KEY), parked(3, 3, 8)), (NextDeadLetter(KEY), letter(sequence=3))]
+    script = [(ReadParked(KEY), parked(3, 3, 8)), (NextDeadLetter(KEY), dead_letter(sequence=3))]
     assert run(advance(KEY, SEQUENCE), script) == 3
 
 
 # ---- an event that nobody delivers again -----------------------------------------------------------------------------
 
 
-def test_an_event_that_nobody_delivers_again_gets_a_letter() -> None:
+def test_an_event_that_nobody_delivers_again_gets_a_dead_letter() -> None:
     machine = machine_of()
     item = WorkItem(KEY, SEQUENCE, delivered=5)
     written = (WriteDeadLetter(item, CAUSE, None, 0), True)
@@ -921,23 +936,26 @@ def test_an_event_that_nobody_delivers_again_gets_a_letter() -> None:
     assert machine.parked == {KEY: SEQUENCE}
 
 
-def test_a_redrive_that_nobody_delivers_again_replaces_its_letter() -> None:
+def test_a_redrive_that_nobody_delivers_again_replaces_its_dead_letter() -> None:
     machine = machine_of()
     item = WorkItem(KEY, SEQUENCE, tries=Tries(source="redrive", redrives=1))
-    found: Script = [(FindDeadLetter(item), letter()), (FindRetry(item), False), (ReadParked(KEY), parked(5, 5))]
+    found: Script = [(FindDeadLetter(item), dead_letter()), (FindRetry(item), False), (ReadParked(KEY), parked(5, 5))]
     run(give_up_undelivered(machine, item, CAUSE), [*found, (WriteDeadLetter(item, CAUSE, None, 7), True)])
 
 
 def test_an_event_that_nobody_delivers_again_and_that_is_owned_elsewhere_gets_none() -> None:
     machine = machine_of()
     item = WorkItem(KEY, SEQUENCE, delivered=5)
-    run(give_up_undelivered(machine, item, CAUSE), [(FindDeadLetter(item), letter("closed")), (ReadParked(KEY), None)])
-    run(give_up_undelivered(machine, item, CAUSE), [(FindDeadLetter(item), letter()), *confirmed(parked(3, 3))])
+    run(
+        give_up_undelivered(machine, item, CAUSE),
+        [(FindDeadLetter(item), dead_letter("closed")), (ReadParked(KEY), None)],
+    )
+    run(give_up_undelivered(machine, item, CAUSE), [(FindDeadLetter(item), dead_letter()), *confirmed(parked(3, 3))])
     item = WorkItem(KEY, SEQUENCE, tries=Tries(source="redrive", redrives=1))
     run(give_up_undelivered(machine, item, CAUSE), [(FindDeadLetter(item), None), (ReadParked(KEY), None)])
 
 
-def test_an_event_that_nobody_delivers_again_is_told_of_where_there_are_no_letters() -> None:
+def test_an_event_that_nobody_delivers_again_is_told_of_where_there_are_no_dead_letters() -> None:
     machine = machine_of(has_dead_letters=False)
     item = WorkItem(KEY, SEQUENCE, delivered=5)
     told = (ReportDropped(item, CAUSE), None)
@@ -1009,7 +1027,7 @@ def test_an_event_that_had_begun_when_a_worker_died_is_a_batch_by_itself() -> No
     script: Script = [*not_known(begun), (ReadAttempts(begun), AttemptsRecord(1, None))]
     script += [(WriteAttempts(begun, None), None), (ReadClock(), 1.0), (RunBatch((begun,)), None), (ReadClock(), 2.0)]
     script += [(DropAttempts(begun), None), (Acknowledge(begun), None)]
-    script += [(FindDeadLetter(owned), letter("closed")), (DropAttempts(owned), None), (Acknowledge(owned), None)]
+    script += [(FindDeadLetter(owned), dead_letter("closed")), (DropAttempts(owned), None), (Acknowledge(owned), None)]
     script += [*not_known(unbegun), (ReadAttempts(unbegun), AttemptsRecord(0, None))]
     script += [(WriteAttempts(unbegun, None), None), (ReadClock(), 3.0)]
     script += [(RunBatch((unbegun, new)), None), (ReadClock(), 4.0), (DropAttempts(unbegun), None)]
@@ -1020,7 +1038,11 @@ def test_an_event_that_had_begun_when_a_worker_died_is_a_batch_by_itself() -> No
 def test_a_batch_whose_events_are_all_owned_elsewhere_is_not_run() -> None:
     machine = machine_of()
     [item] = received(machine, WorkItem(None, 1, delivered=2))
-    found: Script = [(FindDeadLetter(item), letter("closed")), (DropAttempts(item), None), (Acknowledge(item), None)]
+    found: Script = [
+        (FindDeadLetter(item), dead_letter("closed")),
+        (DropAttempts(item), None),
+        (Acknowledge(item), None),
+    ]
     run(handle_batch(SteppedDriver(machine), [item]), found)
 
 
@@ -1068,7 +1090,7 @@ def test_the_time_of_a_handler_begins_with_each_call_of_a_batch() -> None:
 
 # ---- a key without its record ----------------------------------------------------------------------------------------
 
-FIRST = letter("open", sequence=3)
+FIRST = dead_letter("open", sequence=3)
 
 
 def test_a_key_with_a_record_or_without_dead_letters_is_left_alone() -> None:
@@ -1080,13 +1102,13 @@ def test_a_key_with_a_record_or_without_dead_letters_is_left_alone() -> None:
 
 @pytest.mark.parametrize("status", ["open", "behind"])
 def test_a_key_without_its_record_is_parked_for_its_first_dead_letter(status: DeadLetterStatus) -> None:
-    first = letter(status, sequence=3)
+    first = dead_letter(status, sequence=3)
     script: Script = [(ReadParked(KEY), None), (NextDeadLetter(KEY), first), (WriteParked(KEY, 3, 0, (3,)), True)]
     script += [(NextDeadLetter(KEY), first), *([(RequestRedrive(first), None)] if status == "behind" else [])]
     assert run(restore(KEY), script) is True
 
 
-@pytest.mark.parametrize("following", [None, letter("behind", sequence=9)])
+@pytest.mark.parametrize("following", [None, dead_letter("behind", sequence=9)])
 def test_a_key_whose_first_dead_letter_is_closed_in_the_meantime_is_advanced(following: DeadLetterRef | None) -> None:
     script: Script = [(ReadParked(KEY), None), (NextDeadLetter(KEY), FIRST), (WriteParked(KEY, 3, 0, (3,)), True)]
     script += [(NextDeadLetter(KEY), following), (ReadParked(KEY), None)]

@@ -316,7 +316,7 @@ class Routes(NamedTuple):
     """The rows of each projection, and for each unreadable message: its sequence, projections, and first error."""
 
     rows: dict[str, Rows]
-    letters: list[tuple[int, list[str], str]]
+    dead_letters: list[tuple[int, list[str], str]]
 
 
 def _letter(sequence: int, failures: Iterable[Failure]) -> tuple[int, list[str], str]:
@@ -336,7 +336,7 @@ def expected(messages: Iterable[Recorded]) -> Routes:
         try:
             decoded = decode(message.subject, message.data, message.headers, app.catalogue)
         except ContractViolation as error:
-            found.letters.append(_letter(message.sequence, [Failure(tuple(NAMES), message.sequence, error)]))
+            found.dead_letters.append(_letter(message.sequence, [Failure(tuple(NAMES), message.sequence, error)]))
             continue
         # `decode` leaves the time out of an event that a timer published; windows use that of the envelope.
         sent = read_event(message.subject, message.data, message.headers, app.catalogue)[0].time
@@ -354,7 +354,7 @@ def expected(messages: Iterable[Recorded]) -> Routes:
                 event = Identified(digest_of(decoded.source, decoded.id), event)
             found.rows[spec.name] += [(key, message.sequence, event) for key in keys]
         if failures:
-            found.letters.append(_letter(message.sequence, failures))
+            found.dead_letters.append(_letter(message.sequence, failures))
     return found
 
 
@@ -366,7 +366,7 @@ def by_one(messages: list[Recorded]) -> Routes:
         for row in routing.rows:
             found.rows[row.projection].append((row.key, row.sequence, row.event))
         if routing.failures:
-            found.letters.append(_letter(message.sequence, routing.failures))
+            found.dead_letters.append(_letter(message.sequence, routing.failures))
     return found
 
 
@@ -381,8 +381,8 @@ def delivered(messages: Iterable[Recorded]) -> list[JetStreamMessage]:
 
 
 def _of_columns(rows: dict[str, KeyRows], failed: Iterable[tuple[Recorded, list[Failure]]]) -> Routes:
-    letters = [_letter(message.sequence, failures) for message, failures in failed]
-    return Routes({name: list(each) for name, each in rows.items()}, letters)
+    dead_letters = [_letter(message.sequence, failures) for message, failures in failed]
+    return Routes({name: list(each) for name, each in rows.items()}, dead_letters)
 
 
 def live(messages: list[Recorded]) -> Routes:
@@ -424,10 +424,10 @@ def _of_spark(found: list[dict[str, Any]]) -> Routes:
     readers, routes = Readings(app).readers, Routes({name: [] for name in NAMES}, [])
     for row in found:
         if row["target"] == LETTER:
-            letter = unpack(row["data"])
-            names, _, text = letter.cause.message.partition(": ")
-            routes.letters.append(
-                (letter.sequence, names.split(", "), f"{letter.cause.error.rpartition('.')[2]}: {text}")
+            dead_letter = unpack(row["data"])
+            names, _, text = dead_letter.cause.message.partition(": ")
+            routes.dead_letters.append(
+                (dead_letter.sequence, names.split(", "), f"{dead_letter.cause.error.rpartition('.')[2]}: {text}")
             )
             continue
         name, data = NAMES[row["target"]], row["data"]
@@ -465,7 +465,7 @@ def test_every_path_has_the_rows_and_the_unreadable_messages_of_the_reference(
     if path is live:
         messages = wanted(messages)
     right, found = expected(messages), path(messages)
-    assert found.letters == right.letters, seeds.again(seed)
+    assert found.dead_letters == right.dead_letters, seeds.again(seed)
     for name in NAMES:
         assert found.rows[name] == right.rows[name], f"{seeds.again(seed)}: {name}"
 
@@ -473,7 +473,7 @@ def test_every_path_has_the_rows_and_the_unreadable_messages_of_the_reference(
 def test_the_junk_reaches_every_case() -> None:
     found = [expected(some_batch(seed)) for seed in range(60)]
     assert all(sum(len(each.rows[name]) for each in found) > 30 for name in NAMES)
-    kinds = {why.partition(":")[0] for each in found for _, _, why in each.letters}
+    kinds = {why.partition(":")[0] for each in found for _, _, why in each.dead_letters}
     assert kinds >= {
         "NotJson",
         "NotAnEnvelope",

@@ -470,7 +470,7 @@ def test_a_handler_and_a_projection_do_not_share_a_name() -> None:
     assert (list(app.handlers), list(app.projections)) == (["greeting"], ["balances"])
 
 
-def test_a_handler_does_not_take_the_name_under_which_projections_have_their_letters() -> None:
+def test_a_handler_does_not_take_the_name_under_which_projections_have_their_dead_letters() -> None:
     app = App("bank", stream="BANK", subjects=["accounts.>"])
 
     async def handle(event: Opened) -> None: ...

@@ -11,10 +11,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from support.broken import BROKEN, Paid, message
 
 from jetspark.app import App, Event, Reject, encode
-from jetspark.app.contracts.envelope import Decoded
+from jetspark.app.contracts.catalogue import Catalogue
+from jetspark.app.contracts.envelope import Decoded, RawHeaders, decode
 from jetspark.app.handlers.reading import HandlerReading
 from jetspark.errors import (
     BrokenRule,
@@ -64,6 +67,9 @@ def reading(*events: type, keyed: bool = True, **options: Any) -> Callable[..., 
     return HandlerReading(app.handlers["h"], app.catalogue, keyed=keyed).read
 
 
+READ_UNPLACED = reading(Unplaced)
+
+
 def test_there_is_a_message_for_each_kind_of_violation() -> None:
     assert (
         {kind for kind, _ in BROKEN.values()}
@@ -104,6 +110,31 @@ def test_the_envelope_names_the_key_before_the_subject_does(name: str) -> None:
     assert reading(Unplaced, key="customer")("unplaced", named, None)[1] is None  # it is the event's key, not this one
     binary = {"ce-specversion": "1.0", "ce-subject": "o%202", "ce-type": "?"}
     assert reading(Unplaced)("unplaced", b"{", binary)[1] == "o 2"
+
+
+VALUES = st.none() | st.integers() | st.text(max_size=3) | st.just("2026-03-31T00:00:00Z")
+ATTRIBUTES = "id", "type", "version", "source", "time", "correlation_id", "causation_id", "event", "contract", "key"
+
+
+@given(
+    st.dictionaries(st.sampled_from(["id", "source", "type", "time", "subject", "schemaversion", "data"]), VALUES),
+    st.dictionaries(st.sampled_from(["correlationid", "causationid", "eventId", "payload"]), VALUES),
+    st.sampled_from([None, b"NATS/1.0\r\nNats-Schedule-Next: 2026-04-01T00:00:00Z\r\n\r\n", {"ce-id": "e-2"}]),
+)
+def test_every_message_is_read_as_decode_reads_it(
+    changed: dict[str, Any], added: dict[str, Any], headers: RawHeaders
+) -> None:
+    body = json.loads(encode(Unplaced(item="i"), id="e-1", source="/s", time=NOW).data)
+    for fields in ({}, added, changed, changed | added):
+        data = json.dumps(body | fields).encode()
+        found, key = READ_UNPLACED("unplaced", data, headers)
+        if isinstance(found, ContractViolation):
+            with pytest.raises(type(found)):
+                decode("unplaced", data, headers, Catalogue(Unplaced))
+        else:
+            expected = decode("unplaced", data, headers, Catalogue(Unplaced))
+            assert [getattr(found, name) for name in ATTRIBUTES] == [getattr(expected, name) for name in ATTRIBUTES]
+            assert key == expected.key
 
 
 def test_a_key_of_several_fields_is_made_of_those_in_the_subject() -> None:

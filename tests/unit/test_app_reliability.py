@@ -97,7 +97,7 @@ async def test_a_right_handler_passes_every_row() -> None:
     assert attempts["the worker dies after the handler"] == 4
     assert attempts["the handler fails for hours"] == 3 + 4
     table = str(report).splitlines()
-    assert table[0].split() == ["effects", "published", "state", "letters", "order", "end", "attempts"]
+    assert table[0].split() == ["effects", "published", "state", "dead_letters", "order", "end", "attempts"]
     assert table[1].split() == ["nothing", "fails", "ok", "ok", "-", "ok", "ok", "ok", "3"]
 
 
@@ -259,7 +259,7 @@ async def test_an_event_that_is_not_handled_without_a_failure_says_so_first() ->
         raise Reject("never")
 
     report, cells = await wrong(reject, "the handler is slow")
-    assert cells == {("nothing fails", "letters")}
+    assert cells == {("nothing fails", "dead_letters")}
     assert len(report.rows) == 1
     assert "Reject: never" in report.problems[0]
 
@@ -276,7 +276,7 @@ async def test_a_handler_without_an_end_is_caught() -> None:
 
 async def test_a_policy_that_gives_up_too_early_is_caught() -> None:
     _, cells = await wrong(right, "the server restarts before the handler", retry=Retry(attempts=1))
-    assert ("the server restarts before the handler", "letters") in cells
+    assert ("the server restarts before the handler", "dead_letters") in cells
 
 
 async def test_wrong_calls_say_what_is_wrong() -> None:

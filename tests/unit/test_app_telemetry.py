@@ -13,10 +13,10 @@ from jetspark.app import (
     AttemptResult,
     Breaker,
     Context,
+    DeadLetterChange,
     Event,
     HandlerAttempt,
     HandlerObserver,
-    LetterChange,
     Reject,
     Retry,
     RetryIn,
@@ -54,8 +54,10 @@ class Record(HandlerObserver):
         self.tasks.append(asyncio.current_task())
         self.seen.append((result.outcome, attempt.key, attempt.sequence, attempt.attempt))
 
-    def on_letter(self, letter: LetterChange) -> None:
-        self.seen.append((f"letter {letter.status}", letter.key, letter.sequence, letter.error))
+    def on_dead_letter(self, dead_letter: DeadLetterChange) -> None:
+        self.seen.append(
+            (f"dead letter {dead_letter.status}", dead_letter.key, dead_letter.sequence, dead_letter.error)
+        )
 
     def on_paused(self, handler: str, seconds: float) -> None:
         self.seen.append(("paused", handler, seconds))
@@ -71,7 +73,7 @@ def new_app() -> App:
     return App("orders", stream="ORDERS", subjects=["orders.>"], events=[Billed])
 
 
-async def test_every_attempt_and_every_letter_is_told() -> None:
+async def test_every_attempt_and_every_dead_letter_is_told() -> None:
     app = new_app()
     record = observed(app)
     is_mended = False
@@ -112,19 +114,19 @@ async def test_every_attempt_and_every_letter_is_told() -> None:
         ("started", "skip", 4, 1),
         ("skipped", "skip", 4, 1),
         ("started", "dead", 5, 1),
-        ("letter open", "dead", 5, "jetspark.app.handlers.retry.Reject"),
+        ("dead letter open", "dead", 5, "jetspark.app.handlers.retry.Reject"),
         ("dead_letter", "dead", 5, 1),
         ("started", "x", 6, 1),
-        ("letter open", "x", 6, "jetspark.errors.NotJson"),
+        ("dead letter open", "x", 6, "jetspark.errors.NotJson"),
         ("dead_letter", "x", 6, 1),
-        ("letter behind", "dead", 7, None),
+        ("dead letter behind", "dead", 7, None),
         ("started", "long", 3, 2),
         ("done", "long", 3, 2),
         ("started", "dead", 5, 1),
-        ("letter closed", "dead", 5, None),
+        ("dead letter closed", "dead", 5, None),
         ("done", "dead", 5, 1),
         ("started", "dead", 7, 1),
-        ("letter closed", "dead", 7, None),
+        ("dead letter closed", "dead", 7, None),
         ("done", "dead", 7, 1),
     ]
     first, result = record.attempts[0], record.results[0]

@@ -12,7 +12,7 @@ from support import seeds
 from support.accounts import Enter, Entered, Transfer, bank
 
 from jetspark import CommandInDoubt, ConfigError, NoWorkers, RequestTimeout, StreamConfig
-from jetspark.app import App, Context, Event, HandlerObserver, LetterChange, Refused, Reject, Retry, RetryIn
+from jetspark.app import App, Context, DeadLetterChange, Event, HandlerObserver, Refused, Reject, Retry, RetryIn
 from jetspark.app.testing import STEPS, TestApp
 
 
@@ -93,7 +93,7 @@ async def test_a_day_of_retries_takes_a_few_hundred_steps() -> None:
         assert loop.rounds - before < 5000  # a month in which next to nothing happens
 
 
-async def test_letters_are_there_and_can_be_redriven() -> None:
+async def test_dead_letters_are_there_and_can_be_redriven() -> None:
     failures: Failures = {("a", 1): [Reject("not now")]}
     app = new_app(failures, [])
     async with TestApp(app) as test:
@@ -325,11 +325,11 @@ async def test_an_event_with_its_own_id_has_it_however_a_handler_publishes_it(is
 @pytest.mark.parametrize("dead_letter", [True, False])
 async def test_attempts_are_bounded_through_crashes(dead_letter: bool, batch: int | None) -> None:
     """Without dead letters what has killed its workers is dropped, and told; its key goes on."""
-    app, begun, told = App("bounded", stream="BOUNDED", subjects=["orders.>"]), list[int](), list[LetterChange]()
+    app, begun, told = App("bounded", stream="BOUNDED", subjects=["orders.>"]), list[int](), list[DeadLetterChange]()
 
     class Letters(HandlerObserver):
-        def on_letter(self, letter: LetterChange) -> None:
-            told.append(letter)
+        def on_dead_letter(self, dead_letter: DeadLetterChange) -> None:
+            told.append(dead_letter)
 
     app.observe(Letters())
     options: Any = {"durable": "billing", "retry": Retry(attempts=2), "dead_letter": dead_letter}
@@ -467,15 +467,18 @@ async def test_a_test_gives_handlers_its_own_dependencies_and_the_lifespans_do_n
 
 
 @pytest.mark.parametrize(
-    ("has_letters", "end"), [(True, "dead letter written"), (False, "dropped, since the handler has no dead letters")]
+    ("has_dead_letters", "end"),
+    [(True, "dead letter written"), (False, "dropped, since the handler has no dead letters")],
 )
-async def test_a_worker_says_what_it_gives_up(has_letters: bool, end: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_worker_says_what_it_gives_up(
+    has_dead_letters: bool, end: str, caplog: pytest.LogCaptureFixture
+) -> None:
     retry = Retry(attempts=2, first_s=0.1)
-    app = new_app({("a", 0): [ValueError("no")] * 2}, [], retry=retry, dead_letter=has_letters)
+    app = new_app({("a", 0): [ValueError("no")] * 2}, [], retry=retry, dead_letter=has_dead_letters)
     async with TestApp(app) as test:
         await test.publish(Paid(order_id="a"))
         await test.settled()
-        assert len(test.dead_letters) == has_letters
+        assert len(test.dead_letters) == has_dead_letters
     said = [each.getMessage() for each in caplog.records if each.name == "jetspark.app.orders.billing"]
     assert said == [
         "event 1: attempt 1 failed: ValueError: no",

@@ -262,9 +262,9 @@ async def test_an_event_cannot_end_timers_where_there_are_none() -> None:
         await test.settled()
         test.advance(86_400.0)
         await test.settled()
-        [letter] = test.dead_letters
-        assert letter.cause is not None
-        assert "timers=True" in letter.cause.message
+        [dead_letter] = test.dead_letters
+        assert dead_letter.cause is not None
+        assert "timers=True" in dead_letter.cause.message
         assert test.published(Paid) == []
 
 

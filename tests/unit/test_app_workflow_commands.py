@@ -283,10 +283,10 @@ async def test_a_refused_command_that_nobody_waits_for_is_a_dead_letter() -> Non
         await test.publish(Reserved(article="tea", order_id="another"))
         await test.publish(Ordered(order_id="o-1"))
         await test.settled()
-        [letter] = test.dead_letters
-        assert (letter.handler, letter.key) == ("ending-commands", "o-1")
-        assert letter.cause is not None
-        assert "its run is over: taken" in letter.cause.message
+        [dead_letter] = test.dead_letters
+        assert (dead_letter.handler, dead_letter.key) == ("ending-commands", "o-1")
+        assert dead_letter.cause is not None
+        assert "its run is over: taken" in dead_letter.cause.message
 
 
 async def test_a_command_that_failed_is_sent_again_by_a_retry_of_its_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -298,12 +298,12 @@ async def test_a_command_that_failed_is_sent_again_by_a_retry_of_its_run(monkeyp
             patch.setattr(Reserve, "decide", broken)
             await test.publish(Ordered(order_id="o-1"))
             await test.settled()
-        [letter] = test.dead_letters
-        assert letter.handler == "reserving-commands"
+        [dead_letter] = test.dead_letters
+        assert dead_letter.handler == "reserving-commands"
         run = await run_of(test, "o-1")
         assert (run.status, run.commands) == ("running", ("reserve",))
         again = await test.do(lambda shop: shop.workflow("reserving").retry("o-1", wait_s=60))
-        assert (again.letters, again.is_begun_anew) == (1, False)
+        assert (again.dead_letters, again.is_begun_anew) == (1, False)
         await test.settled()
         assert (await run_of(test, "o-1")).status == "done"
 
@@ -328,7 +328,7 @@ async def test_a_command_of_another_application_is_refused_with_the_step() -> No
         await test.publish(Ordered(order_id="o-1"))
         test.advance(60)
         await test.settled()
-        [letter] = test.dead_letters
-        assert letter.cause is not None
-        assert "'other.do': expected one of app 'shop'" in letter.cause.message
+        [dead_letter] = test.dead_letters
+        assert dead_letter.cause is not None
+        assert "'other.do': expected one of app 'shop'" in dead_letter.cause.message
         assert await test.do(lambda shop: shop.workflow("ending").get("o-1")) is None

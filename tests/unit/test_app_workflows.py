@@ -460,10 +460,10 @@ async def test_a_run_whose_step_failed_goes_on_when_the_code_is_mended() -> None
         for event in (Placed(order_id="o"), Paid(order_id="o"), Paid(order_id="o")):
             await test.publish(event)
         await test.settled()
-        assert [letter.status for letter in test.dead_letters] == ["open", "behind"]
+        assert [dead_letter.status for dead_letter in test.dead_letters] == ["open", "behind"]
         is_broken = False
         again = await test.do(lambda shop: shop.workflow("fulfilment").retry("o", wait_s=60))
-        assert again.letters == 2
+        assert again.dead_letters == 2
         assert again.results is not None
         assert (again.results.handled, again.results.waiting) == (2, 0)
         run = await test.do(lambda shop: shop.workflow("fulfilment").get("o"))

@@ -9,8 +9,19 @@ from typing import Any
 import pytest
 from support.readers import SilentReader
 
-from jetspark.core.closing import INTERRUPTED_S, AwaitAcks, Confirm, Ending, ReadUp, Step, close, drain, leaving_s, lost
 from jetspark.core.connection import Connection, Failed
+from jetspark.core.lifecycle import (
+    INTERRUPTED_S,
+    AwaitAcks,
+    ClosingStep,
+    Confirm,
+    Ending,
+    ReadUp,
+    close,
+    drain,
+    leaving_s,
+    lost,
+)
 from jetspark.core.options import ConnectOptions
 from jetspark.core.reconnect import Server
 from jetspark.errors import (
@@ -45,9 +56,9 @@ def confirm(machine: Connection) -> None:
     machine.receive_data(b"PONG\r\n")
 
 
-def run(steps: Ending, answers: dict[type, Any] | None = None) -> list[Step]:
+def run(steps: Ending, answers: dict[type, Any] | None = None) -> list[ClosingStep]:
     """What it asks for; each is answered with the value of its kind, or with an error."""
-    asked: list[Step] = []
+    asked: list[ClosingStep] = []
     answer: Any = None
     try:
         while True:

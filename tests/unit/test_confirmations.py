@@ -9,7 +9,7 @@ from support.connections import connected
 
 from jetspark.core.confirmations import MAX_SUBJECTS, DeniedPublishes, Pings, SentPing
 from jetspark.core.connection import Connection
-from jetspark.core.dispatcher import Done, Failed
+from jetspark.core.subscription import Done, Failed
 from jetspark.errors import ConnectionLost, PermissionDenied
 
 

@@ -17,6 +17,7 @@ from support.readers import SilentReader
 
 from jetspark.core import outbox
 from jetspark.core.auth import Auth, NKey, Token, UserPassword, create_seed
+from jetspark.core.confirmations import LINGER_S
 from jetspark.core.connection import Connection, Done, Event, Failed, Ready, State
 from jetspark.core.events import (
     Closed,
@@ -28,8 +29,7 @@ from jetspark.core.events import (
     ServersDiscovered,
     SlowConsumer,
 )
-from jetspark.core.info import ServerInfo
-from jetspark.core.lame_duck import LINGER_S
+from jetspark.core.handshake import ServerInfo
 from jetspark.core.message import CoreMessage
 from jetspark.core.options import ConnectOptions
 from jetspark.core.reconnect import Server

@@ -12,10 +12,10 @@ from support.connections import connected
 from support.readers import SilentReader
 
 from jetspark.core.connection import Connection
-from jetspark.core.dispatcher import Done, Failed
 from jetspark.core.message import CoreMessage
 from jetspark.core.options import ConnectOptions
 from jetspark.core.reconnect import parse_servers
+from jetspark.core.subscription import Done, Failed
 from jetspark.errors import (
     BatchUnknown,
     ConnectionClosed,

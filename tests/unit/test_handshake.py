@@ -7,8 +7,7 @@ import json
 import pytest
 
 from jetspark.core.auth import Token, UserPassword
-from jetspark.core.handshake import Handshake
-from jetspark.core.info import ServerInfo
+from jetspark.core.handshake import Handshake, ServerInfo
 from jetspark.core.options import ConnectOptions
 from jetspark.core.parser import Info, Pong
 from jetspark.core.reconnect import Server

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jetspark.core.info import ServerInfo
+from jetspark.core.handshake import ServerInfo
 
 
 def test_a_server_that_says_nothing_has_the_defaults() -> None:

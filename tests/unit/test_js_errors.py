@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 from jetspark import errors
-from jetspark.core.info import ServerInfo
+from jetspark.core.handshake import ServerInfo
 from jetspark.jetstream.errors import server_error, unavailable
 
 ALONE = ServerInfo(name="alone", has_jetstream=True)

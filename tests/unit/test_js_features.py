@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from jetspark.core.info import ServerInfo
+from jetspark.core.handshake import ServerInfo
 from jetspark.errors import FeatureUnavailable
 from jetspark.jetstream import features
 from jetspark.jetstream.features import Feature, ServerFacts

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from jetspark.core.confirmations import Pings
-from jetspark.core.lame_duck import LINGER_S, Leaving
+from jetspark.core.confirmations import LINGER_S, Leaving, Pings
 from jetspark.core.outbox import Outbox
-from jetspark.core.subscription import SubscriptionState
-from jetspark.core.subscriptions import Subscriptions
+from jetspark.core.subscription import Subscriptions, SubscriptionState
 from jetspark.errors import ConnectionLost
 
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from jetspark.core.names import Names, new_inbox
+from jetspark.core.requests import Names, new_inbox
 from jetspark.core.subjects import validate_subject
 from jetspark.errors import InvalidSubject
 

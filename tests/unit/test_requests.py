@@ -8,10 +8,9 @@ from unittest.mock import ANY
 import pytest
 from support.connections import connected
 
-from jetspark.core.dispatcher import Done, Event, Failed
 from jetspark.core.message import CoreMessage
-from jetspark.core.names import Names
-from jetspark.core.requests import Collector, Requests
+from jetspark.core.requests import Collector, Names, Requests
+from jetspark.core.subscription import Done, Event, Failed
 from jetspark.errors import ConfigError, ConnectionLost, NoResponders
 
 

@@ -156,7 +156,7 @@ def test_a_seed_in_place_of_a_public_key_is_refused_without_repeating_it() -> No
     assert seed not in str(refusal.value)
 
 
-def test_a_lone_subject_is_not_taken_for_a_list_of_letters() -> None:
+def test_a_lone_subject_is_not_taken_for_a_list_of_dead_letters() -> None:
     with pytest.raises(ConfigError, match=r"publish_allow='orders\.>': expected a list"):
         Permissions(publish_allow="orders.>")
 

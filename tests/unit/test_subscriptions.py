@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from jetspark.core.dispatcher import Event, Ready
 from jetspark.core.events import SlowConsumer
-from jetspark.core.subscription import SubscriptionState
-from jetspark.core.subscriptions import Subscriptions
+from jetspark.core.subscription import Event, Ready, Subscriptions, SubscriptionState
 
 
 def _subscribed(table: Subscriptions, max_pending_messages: int = 100) -> SubscriptionState:

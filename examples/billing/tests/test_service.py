@@ -92,10 +92,10 @@ async def test_a_foreign_currency_is_not_tried_twice() -> None:
     async with TestApp(app, dependencies=[FakeProvider(), Mailer()]) as test:
         await test.publish(due("i-1", currency="USD"))
         await test.settled()
-        [letter] = test.dead_letters
-        assert letter.attempts == 1
-        assert letter.cause is not None
-        assert letter.cause.message == "no account in USD"
+        [dead_letter] = test.dead_letters
+        assert dead_letter.attempts == 1
+        assert dead_letter.cause is not None
+        assert dead_letter.cause.message == "no account in USD"
 
 
 async def test_a_worker_that_dies_after_the_charge_takes_no_money_twice() -> None:

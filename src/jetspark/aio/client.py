@@ -20,20 +20,20 @@ from jetspark.aio.publisher import WindowedPublisher
 from jetspark.aio.step_runner import run_steps
 from jetspark.aio.subscription import Callback, Subscription, subscribe
 from jetspark.aio.transport import DriverAuth, Link
-from jetspark.core import closing
+from jetspark.core import lifecycle
 from jetspark.core.arguments import function
-from jetspark.core.closing import AwaitAcks, Confirm, Ending, ReadUp
 from jetspark.core.connection import Connection
 from jetspark.core.dispatcher import Dispatcher
 from jetspark.core.driver_base import ClientBase
 from jetspark.core.events import OnEvent
 from jetspark.core.headers import HeadersLike
+from jetspark.core.lifecycle import AwaitAcks, Confirm, Ending, ReadUp
 from jetspark.core.link import WRITE_AT_BYTES, new_inbox
-from jetspark.core.names import new_inbox as new_inbox_prefix
 from jetspark.core.numbers import check_timeout, timeout_of, whole
 from jetspark.core.options import ConnectOptions, TLSConfig
 from jetspark.core.reconnect import Server
 from jetspark.core.requests import Collector
+from jetspark.core.requests import new_inbox as new_inbox_prefix
 from jetspark.core.step_runner import StepRun
 from jetspark.core.subscription import SubscriptionState
 from jetspark.errors import BufferFull, JetSparkError, RequestTimeout
@@ -304,7 +304,7 @@ class Client(ClientBase):
             PermissionDenied: As for :meth:`flush`; the server has the other messages.
         """
         timeout = timeout_of(timeout, self.options.drain_timeout_s)
-        await self._end_by(closing.drain(self._machine, timeout), timeout)
+        await self._end_by(lifecycle.drain(self._machine, timeout), timeout)
 
     async def close(self, timeout: float | None = None) -> None:
         """Send all buffered messages, then end the connection and every call that waits on it.
@@ -318,7 +318,7 @@ class Client(ClientBase):
             PermissionDenied: As for :meth:`flush`; the server has the other messages.
         """
         timeout = timeout_of(timeout, self.options.drain_timeout_s)
-        await self._end_by(closing.close(self._machine), timeout)
+        await self._end_by(lifecycle.close(self._machine), timeout)
 
     async def _end_by(self, steps: Ending, timeout_s: float) -> None:
         deadline = self._link.deadline(timeout_s)
@@ -330,7 +330,7 @@ class Client(ClientBase):
         finally:
             self._closing.end()
 
-    async def _perform(self, step: closing.Step, deadline: float) -> Any:
+    async def _perform(self, step: lifecycle.ClosingStep, deadline: float) -> Any:
         may_wait, left_s = self._link.may_wait(), max(0.0, deadline - self._link.now())
         match step:
             case ReadUp(subscriptions):
@@ -365,7 +365,7 @@ class Client(ClientBase):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            await self.close(closing.leaving_s(self.options, kind))
+            await self.close(lifecycle.leaving_s(self.options, kind))
         except JetSparkError as failure:
             if error is None:
                 raise

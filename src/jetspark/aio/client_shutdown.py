@@ -9,8 +9,8 @@ import weakref
 from typing import TYPE_CHECKING
 
 from jetspark.aio.transport import Link
-from jetspark.core.closing import lost
 from jetspark.core.events import log_never_closed
+from jetspark.core.lifecycle import lost
 
 if TYPE_CHECKING:
     from jetspark.aio.client import Client

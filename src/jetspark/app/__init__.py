@@ -27,7 +27,7 @@ from jetspark.app.projections.windows import Window
 from jetspark.app.settings import Flag, FlagValue, Setting, SettingChange, Settings, SettingsSpec
 from jetspark.app.spec import AppSpec
 from jetspark.app.stored_events import FailureCause
-from jetspark.app.telemetry import AttemptResult, HandlerAttempt, HandlerObserver, HeldEvents, LetterChange
+from jetspark.app.telemetry import AttemptResult, DeadLetterChange, HandlerAttempt, HandlerObserver, HeldEvents
 from jetspark.app.timers import FiredTimer, Timer, Timers
 from jetspark.app.topology.declared import TopologyPlan
 from jetspark.app.workflows.command_events import CommandAnswered
@@ -53,6 +53,7 @@ __all__ = [
     "CommandSpec",
     "Context",
     "Contract",
+    "DeadLetterChange",
     "Decision",
     "Decoded",
     "DiscardResults",
@@ -71,7 +72,6 @@ __all__ = [
     "HandlerSpec",
     "HandlerTimeout",
     "HeldEvents",
-    "LetterChange",
     "LiveOptions",
     "Measure",
     "Past",

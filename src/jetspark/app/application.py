@@ -647,7 +647,7 @@ class App:
     def _declare(self, spec: HandlerSpec) -> None:
         if spec.durable in ("projections", SPARK_ROWS):
             raise ConfigError(
-                f"durable={spec.durable!r}: expected another name; dead letters of projections, or of rows that Spark "
+                f"durable={spec.durable!r}: expected another name; the dead letters of projections, or of rows that Spark "
                 "writes, have this one"
             )
         if spec.durable in self.handlers:

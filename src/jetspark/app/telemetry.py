@@ -21,7 +21,7 @@ import msgspec
 
 from jetspark.app.contracts.envelope import Decoded
 
-__all__ = ["AttemptOutcome", "AttemptResult", "HandlerAttempt", "HandlerObserver", "HeldEvents", "LetterChange"]
+__all__ = ["AttemptOutcome", "AttemptResult", "DeadLetterChange", "HandlerAttempt", "HandlerObserver", "HeldEvents"]
 
 AttemptOutcome: TypeAlias = Literal["done", "skipped", "retry", "dead_letter", "dropped", "given_back"]
 """``dropped`` is given up by a handler without dead letters; ``given_back`` is cancelled by the end of the worker, or
@@ -66,7 +66,7 @@ class AttemptResult(msgspec.Struct, frozen=True, kw_only=True):
     """The delay of a ``retry``."""
 
 
-class LetterChange(msgspec.Struct, frozen=True, kw_only=True):
+class DeadLetterChange(msgspec.Struct, frozen=True, kw_only=True):
     """A dead letter was written, or closed because its event is done.
 
     ``dropped`` is an event without a dead letter, because its handler has ``dead_letter=False``: its workers died, or
@@ -112,7 +112,7 @@ class HandlerObserver:
     def on_finished(self, attempt: HandlerAttempt, result: AttemptResult) -> None:
         """Called once the outcome is decided and stored; in the task that called :meth:`on_started`."""
 
-    def on_letter(self, letter: LetterChange) -> None:
+    def on_dead_letter(self, change: DeadLetterChange) -> None:
         """A dead letter was written or closed by this worker, or dropped outside of an attempt."""
 
     def on_held(self, held: HeldEvents) -> None:

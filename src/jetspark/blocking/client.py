@@ -21,20 +21,20 @@ from jetspark.blocking.publisher import WindowedPublisher
 from jetspark.blocking.step_runner import run_steps
 from jetspark.blocking.subscription import Callback, Subscription, subscribe
 from jetspark.blocking.transport import DriverAuth, Link
-from jetspark.core import closing
+from jetspark.core import lifecycle
 from jetspark.core.arguments import function
-from jetspark.core.closing import AwaitAcks, Confirm, Ending, ReadUp
 from jetspark.core.connection import Connection
 from jetspark.core.dispatcher import Dispatcher
 from jetspark.core.driver_base import ClientBase
 from jetspark.core.events import OnEvent
 from jetspark.core.headers import HeadersLike
+from jetspark.core.lifecycle import AwaitAcks, Confirm, Ending, ReadUp
 from jetspark.core.link import WRITE_AT_BYTES, new_inbox
-from jetspark.core.names import new_inbox as new_inbox_prefix
 from jetspark.core.numbers import check_timeout, timeout_of, whole
 from jetspark.core.options import ConnectOptions, TLSConfig
 from jetspark.core.reconnect import Server
 from jetspark.core.requests import Collector
+from jetspark.core.requests import new_inbox as new_inbox_prefix
 from jetspark.core.step_runner import StepRun
 from jetspark.core.subscription import SubscriptionState
 from jetspark.errors import BufferFull, JetSparkError, RequestTimeout
@@ -301,7 +301,7 @@ class Client(ClientBase):
             PermissionDenied: As for :meth:`flush`; the server has the other messages.
         """
         timeout = timeout_of(timeout, self.options.drain_timeout_s)
-        self._end_by(closing.drain(self._machine, timeout), timeout)
+        self._end_by(lifecycle.drain(self._machine, timeout), timeout)
 
     def close(self, timeout: float | None = None) -> None:
         """Send all buffered messages, then end the connection and every call that waits on it.
@@ -316,7 +316,7 @@ class Client(ClientBase):
             PermissionDenied: As for :meth:`flush`; the server has the other messages.
         """
         timeout = timeout_of(timeout, self.options.drain_timeout_s)
-        self._end_by(closing.close(self._machine), timeout)
+        self._end_by(lifecycle.close(self._machine), timeout)
 
     def _end_by(self, steps: Ending, timeout_s: float) -> None:
         deadline = self._link.deadline(timeout_s)
@@ -328,7 +328,7 @@ class Client(ClientBase):
         finally:
             self._closing.end()
 
-    def _perform(self, step: closing.Step, deadline: float) -> Any:
+    def _perform(self, step: lifecycle.ClosingStep, deadline: float) -> Any:
         may_wait, left_s = self._link.may_wait(), max(0.0, deadline - self._link.now())
         match step:
             case ReadUp(subscriptions):
@@ -363,7 +363,7 @@ class Client(ClientBase):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            self.close(closing.leaving_s(self.options, kind))
+            self.close(lifecycle.leaving_s(self.options, kind))
         except JetSparkError as failure:
             if error is None:
                 raise

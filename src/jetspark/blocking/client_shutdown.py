@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from jetspark.blocking.transport import Link
 from jetspark.blocking.waiter import LONGEST_SLEEP_S, Waiter
-from jetspark.core.closing import lost
 from jetspark.core.events import log_closed_at_exit
+from jetspark.core.lifecycle import lost
 from jetspark.errors import JetSparkError
 
 if TYPE_CHECKING:

@@ -131,7 +131,7 @@ def retry(
         typer.echo(f"{key}: begun anew")
     else:
         became = "" if done.results is None else f": {done.results}"
-        typer.echo(f"{key}: {done.letters} dead letters are handled again{became}")
+        typer.echo(f"{key}: {done.dead_letters} dead letters are handled again{became}")
 
 
 def _lines(step: dict[str, Any]) -> Iterator[str]:

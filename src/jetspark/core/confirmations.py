@@ -4,6 +4,10 @@ Confirmed. A server answers in order, so a PONG confirms everything that was sen
 ``Pings.confirmed`` is the number of the last message known to be processed. A liveness PING per interval detects a
 server that has stopped answering; when too many of them are unanswered, the session is given up.
 
+Leaving. A server that announces its shutdown (lame duck) is left for another one with no message in doubt. From the
+notice on, accepted messages wait for the next session; a PING confirms the messages handed over before; their answers
+may arrive for ``LINGER_S``; then the subscriptions end, and the session with the answer to a last PING.
+
 Denied. The server names the subject of a denied publish, not the message. The denial arrives after the answers to
 everything processed before it, and before any answer that the missing message causes (a gap, an incomplete batch). A
 publisher that misses a message of many therefore looks here (:meth:`DeniedPublishes.since`).
@@ -11,8 +15,7 @@ publisher that misses a message of many therefore looks here (:meth:`DeniedPubli
 A denial that no call raises is raised by the next flush, or by ``close``. Requests raise their own denials, and so
 does every :class:`Claimant` until it is done. The server denies each of many messages to one subject separately, so the
 subject counts as reported until the server has confirmed everything published before the report. The connection sends a
-PING then: its PONG separates those denials from denials of later messages.
-"""
+PING then: its PONG separates those denials from denials of later messages."""
 
 from __future__ import annotations
 
@@ -22,10 +25,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeVar
 
-from jetspark.core.subscription import SubscriptionState
+from jetspark.core import frames
+from jetspark.core.outbox import Outbox
+from jetspark.core.subscription import Subscriptions, SubscriptionState
 from jetspark.errors import ConnectionLost, PermissionDenied
 
-__all__ = ["MAX_SUBJECTS", "Claimant", "DeniedPublishes", "Pings", "SentPing"]
+__all__ = ["LINGER_S", "MAX_SUBJECTS", "Claimant", "DeniedPublishes", "Leaving", "Pings", "SentPing"]
 
 # ---- confirmed -------------------------------------------------------------------------------------------------------
 
@@ -194,3 +199,55 @@ def _put(known: dict[str, T], subject: str, value: T) -> None:
     known[subject] = value
     if len(known) > MAX_SUBJECTS:
         del known[next(iter(known))]
+
+
+# ---- leaving ---------------------------------------------------------------------------------------------------------
+
+
+# Time for answers to confirmed messages, before the server is left: publishers are held back for it. Without it the
+# last acknowledgements of a stream with three replicas were missed.
+LINGER_S = 0.25
+
+
+class Leaving:
+    """The last steps of a session, in order; :meth:`reset` when it is over."""
+
+    def __init__(self, outbox: Outbox, pings: Pings, subscriptions: Subscriptions) -> None:
+        self._outbox, self._pings, self._subscriptions = outbox, pings, subscriptions
+        self._goodbye_at: float | None = None
+        """When lingering ends; 0 until the next call of :meth:`on_time`, which has the time."""
+
+    def begin(self) -> None:
+        """Leave for another server as soon as this one has confirmed and answered all messages handed over."""
+        self._outbox.hold_back()
+        self._outbox.send_last([frames.PING])
+        self._pings.add(SentPing(None, self._outbox.published, then="linger"))
+
+    def on_pong(self, ping: SentPing) -> None:
+        """
+        Raises:
+            ConnectionLost: The PONG was that of the last PING.
+        """
+        if ping.then == "linger":
+            self._goodbye_at = 0.0
+        elif ping.then == "leave":
+            raise ConnectionLost("the server is about to shut down, and has confirmed all it got")
+
+    def next_deadline(self) -> float | None:
+        return self._goodbye_at
+
+    def on_time(self, now: float) -> None:
+        if self._goodbye_at == 0.0:  # a PONG set it, and bytes come without the time
+            self._goodbye_at = now + LINGER_S
+        elif self._goodbye_at is not None and now >= self._goodbye_at:
+            self._say_goodbye()
+
+    def _say_goodbye(self) -> None:
+        """End what the server holds for us: it then delivers to others of our queue groups, and pull requests end."""
+        self._outbox.send_last([*(frames.unsub(each.sid) for each in self._subscriptions.all), frames.PING])
+        self._goodbye_at = None
+        self._pings.add_first(SentPing(None, self._outbox.published_at_leaving, then="leave"))
+
+    def reset(self) -> None:
+        """The session is over."""
+        self._goodbye_at = None

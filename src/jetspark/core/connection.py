@@ -22,7 +22,7 @@ by a PONG do not: ``Disconnected`` has their exact number, and a ``flush`` that 
 number.
 
 A server that announces its end (lame duck) is left in good order, if another one is known: see
-:mod:`jetspark.core.lame_duck`.
+:mod:`jetspark.core.confirmations`.
 
 ``handle`` arguments are the driver's (a future, a waiter); they come back in events and are never used here.
 ``reader`` arguments are woken by the dispatcher of the events: see :mod:`jetspark.core.machine`.
@@ -36,8 +36,7 @@ from typing import Any, Unpack
 
 from jetspark.core import frames
 from jetspark.core.auth import Auth
-from jetspark.core.confirmations import Claimant, DeniedPublishes, Pings, SentPing
-from jetspark.core.dispatcher import Done, Event, Failed, Ready
+from jetspark.core.confirmations import Claimant, DeniedPublishes, Leaving, Pings, SentPing
 from jetspark.core.events import (
     Closed,
     Connected,
@@ -48,22 +47,27 @@ from jetspark.core.events import (
     ReconnectFailed,
     ServersDiscovered,
 )
-from jetspark.core.handshake import Handshake
+from jetspark.core.handshake import Handshake, ServerInfo, is_about_credentials, parse_permission_denied
 from jetspark.core.headers import HeadersLike
-from jetspark.core.info import ServerInfo, is_about_credentials, parse_permission_denied
-from jetspark.core.lame_duck import Leaving
 from jetspark.core.machine import Reader
 from jetspark.core.message import CoreMessage
-from jetspark.core.names import Names
 from jetspark.core.numbers import whole
 from jetspark.core.options import ConnectOptions
 from jetspark.core.outbox import Outbox
 from jetspark.core.parser import Control, Info, Ping, Pong
 from jetspark.core.reconnect import Server, ServerPool
-from jetspark.core.requests import Requests
+from jetspark.core.requests import Names, Requests
 from jetspark.core.subjects import check_line, validate_filter, validate_queue
-from jetspark.core.subscription import SubscriptionState, SubscriptionTraits, pending_bounds
-from jetspark.core.subscriptions import Subscriptions
+from jetspark.core.subscription import (
+    Done,
+    Event,
+    Failed,
+    Ready,
+    Subscriptions,
+    SubscriptionState,
+    SubscriptionTraits,
+    pending_bounds,
+)
 from jetspark.core.tls import describe_error
 from jetspark.errors import (
     AuthenticationFailed,

@@ -1,48 +1,16 @@
-"""Delivers the events of a connection to readers, waiting calls, machines and the program.
-
-``Connection.events()`` returns answers for waiting calls (``Done``, ``Failed``), subscriptions to read (``Ready``) and
-connection events. ``handle`` is the driver's (a future, a waiter): it was given with the call, comes back here, and the
-connection never looks at it.
-"""
+"""Delivers the events of a connection to readers, waiting calls, machines and the program."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 from jetspark.core.events import Closed, Connected, ConnectionEvent, ErrorReported, OnEvent, log_event
 from jetspark.core.machine import Attached
-from jetspark.core.subscription import SubscriptionState
+from jetspark.core.subscription import Done, Event, Failed, Ready
 
-__all__ = ["Dispatcher", "Done", "Event", "Failed", "Ready"]
-
-
-@dataclass(slots=True)
-class Done:
-    """An operation succeeded."""
-
-    handle: Any
-    result: Any = None
-
-
-@dataclass(slots=True)
-class Failed:
-    """An operation failed."""
-
-    handle: Any
-    error: Exception
-
-
-@dataclass(slots=True)
-class Ready:
-    """A subscription has messages to read, or is over."""
-
-    subscription: SubscriptionState
-
-
-Event: TypeAlias = Done | Failed | Ready | ConnectionEvent
+__all__ = ["Dispatcher"]
 
 
 class Dispatcher:

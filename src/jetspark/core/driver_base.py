@@ -21,8 +21,8 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from jetspark.core.connection import Connection
 from jetspark.core.events import ConnectionEvent
+from jetspark.core.handshake import ServerInfo
 from jetspark.core.headers import HeadersLike
-from jetspark.core.info import ServerInfo
 from jetspark.core.link import WRITE_AT_BYTES, Crowd, DriverLink, drop_reader
 from jetspark.core.machine import Machine, PacedMachine
 from jetspark.core.message import CoreMessage

@@ -16,8 +16,8 @@ from jetspark.core.events import (
     ServersDiscovered,
     SlowConsumer,
 )
+from jetspark.core.handshake import ServerInfo
 from jetspark.core.headers import Headers, Status
-from jetspark.core.info import ServerInfo
 from jetspark.core.options import ConnectOptions, TLSConfig
 
 __all__ = [

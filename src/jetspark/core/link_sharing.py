@@ -20,7 +20,8 @@ from types import GeneratorType
 from typing import TypeAlias
 
 from jetspark.core.connection import Connection
-from jetspark.core.dispatcher import Dispatcher, Event
+from jetspark.core.dispatcher import Dispatcher
+from jetspark.core.subscription import Event
 
 __all__ = ["GATHER_S", "LEASE_S", "LINGER_S", "MUCH_BYTES", "Gathering", "Passing", "ReadingLease"]
 

@@ -1,21 +1,70 @@
-"""Requests that wait for their answers, and the end of a request with many answers. Time is an argument.
+"""Requests that wait for their answers, and names that a connection uses once. Pure; time is an argument.
 
-Each request has a reply subject of its own, ``<inbox>.<token>``, used once.
-"""
+A connection's inbox has a random prefix (:func:`new_inbox`); the driver supplies the random bits. Every other name of
+the connection (of replies, batches, and objects at the server) consists of that inbox and a number that is used once
+(:class:`Names`). Each request has a reply subject of its own, ``<inbox>.<token>``. :class:`Collector` ends a request
+with many answers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
-from jetspark.core.dispatcher import Done, Event, Failed
 from jetspark.core.message import CoreMessage, is_no_responders
-from jetspark.core.names import Names
 from jetspark.core.numbers import seconds_above_0, whole
-from jetspark.core.subscription import SubscriptionState
+from jetspark.core.subjects import validate_subject
+from jetspark.core.subscription import Done, Event, Failed, SubscriptionState
 from jetspark.errors import NoResponders
 
-__all__ = ["Collector", "Requests"]
+__all__ = ["Collector", "Names", "Requests", "new_inbox"]
+
+# ---- names -----------------------------------------------------------------------------------------------------------
+
+
+_MASK = (1 << 64) - 1
+_ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+
+
+def new_inbox(prefix: str, random_bits: int) -> str:
+    """``prefix`` and a token made of 64 of ``random_bits``.
+
+    The token has 11 characters, enough that no two connections draw the same. A longer one would cost bytes in every
+    message to be answered, and in every message of an ordered consumer, whose name contains it.
+    """
+    digits, random_bits = [], random_bits & _MASK
+    while random_bits:
+        random_bits, digit = divmod(random_bits, len(_ALPHABET))
+        digits.append(_ALPHABET[digit])
+    return validate_subject(f"{prefix}.{''.join(digits) or '0'}")
+
+
+class Names:
+    """Names of one connection, each made of its inbox and a number that is used once."""
+
+    def __init__(self, inbox: str) -> None:
+        """``inbox`` is a subject prefix no other connection has."""
+        self.inbox = inbox
+        self._last_token = 0
+
+    def next_token(self) -> int:
+        """A number that this connection has not used."""
+        self._last_token += 1
+        return self._last_token
+
+    def new_inbox(self) -> str:
+        """A reply subject that no other subscription uses."""
+        return f"{self.inbox}.many.{self.next_token()}"
+
+    def new_name(self) -> str:
+        """A name for an object at the server, such as a consumer."""
+        return f"{self.inbox.rpartition('.')[2]}-{self.next_token()}"
+
+    def new_batch(self) -> tuple[str, str]:
+        """A prefix of reply subjects and a batch id below it."""
+        return self.inbox.rpartition(".")[0], self.new_name()
+
+
+# ---- requests --------------------------------------------------------------------------------------------------------
 
 
 class Requests:

@@ -16,7 +16,7 @@ The aliases of :data:`Steps` name the steps of one kind of procedure:
 ``jetstream.operations.Operation``     JetStream requests within one deadline; run by ``DriverContext.run``
 ``publish.steps.Procedure``            batches, bulk reads and pull consumers; run by ``ProcedureRunner``
 ``core.lifecycle.Establishing``        dialling and logging in; run by a transport
-``core.closing.Ending``                draining and closing; run by ``Client``
+``core.lifecycle.Ending``              draining and closing; run by ``Client``
 ``batcher.effects.SinkSteps``          wrappers of a sink; run by the sink's ``Runner``
 ``app.commands.deciding.CommandSteps`` deciding a command; run by ``CommandRunner``, which waits in callbacks where it
                                        can, and by ``CommandStore``, which repeats reads for as long as the caller waits

@@ -25,9 +25,9 @@ async def list_and_redrive(demo: Demo) -> None:
     refused = sum(event.amount_cents > shop.max_refund_cents for event in demo.tally.cancelled)
     wanted = {HANDLER: refused, PROJECTIONS: len(shop.traffic.UNREADABLE)}
     with demo.screen.stage("dead letters") as stage:
-        letters = await _await_letters(demo, wanted)
-        found = Counter(each.letter.handler for each in letters)
-        stage.say(f"{len(letters)} dead letters")
+        dead_letters = await _await_dead_letters(demo, wanted)
+        found = Counter(each.dead_letter.handler for each in dead_letters)
+        stage.say(f"{len(dead_letters)} dead letters")
     result = f"found {dict(found)}, expected {wanted}"
     if found == wanted:
         result = (
@@ -35,7 +35,7 @@ async def list_and_redrive(demo: Demo) -> None:
             "two engines read them"
         )
     demo.screen.found("dead letters", result, is_good=found == wanted)
-    chosen = next((each for each in letters if each.letter.handler == HANDLER), None)
+    chosen = next((each for each in dead_letters if each.dead_letter.handler == HANDLER), None)
     if chosen is None:
         demo.screen.found("redrive one", "not tried: no refund has a dead letter", is_good=None)
         return
@@ -43,27 +43,27 @@ async def list_and_redrive(demo: Demo) -> None:
         await _redrive(demo, stage, chosen)
 
 
-async def _await_letters(demo: Demo, wanted: dict[str, int]) -> list[StoredDeadLetter]:
+async def _await_dead_letters(demo: Demo, wanted: dict[str, int]) -> list[StoredDeadLetter]:
     """Wait for the expected number of dead letters; returns the present ones after ``WAIT_S`` seconds."""
     give_up_at = time.perf_counter() + WAIT_S
     while True:
-        letters = await read_dead_letters(demo.environment.js, demo.shop.release2, DeadLetterFilter())
-        if Counter(each.letter.handler for each in letters) == wanted or time.perf_counter() > give_up_at:
-            return letters
+        dead_letters = await read_dead_letters(demo.environment.js, demo.shop.release2, DeadLetterFilter())
+        if Counter(each.dead_letter.handler for each in dead_letters) == wanted or time.perf_counter() > give_up_at:
+            return dead_letters
         await asyncio.sleep(POLL_S)
 
 
 async def _redrive(demo: Demo, stage: DemoStage, chosen: StoredDeadLetter) -> None:
     """Redrive one dead letter with the handler of release 2, and wait for the event it publishes."""
-    app, js, letter = demo.shop.release2, demo.environment.js, chosen.letter
+    app, js, dead_letter = demo.shop.release2, demo.environment.js, chosen.dead_letter
     began = time.perf_counter()
-    sequence = str(letter.origin.sequence)
+    sequence = str(dead_letter.origin.sequence)
     await run_redrive(js, app, DeadLetterFilter.parse(HANDLER, [f"sequence={sequence}"]))
     stream = await js.stream(app.stream)
     while True:
         left = await read_dead_letters(js, app, DeadLetterFilter.parse(HANDLER, [f"sequence={sequence}"]))
         try:
-            await stream.get_message(last_for=f"demo.orders.refunded.{letter.key}")
+            await stream.get_message(last_for=f"demo.orders.refunded.{dead_letter.key}")
             if not left:
                 break
         except MessageNotFound:
@@ -72,8 +72,8 @@ async def _redrive(demo: Demo, stage: DemoStage, chosen: StoredDeadLetter) -> No
             raise RequestTimeout(f"redrive of the dead letter of event {sequence}", WAIT_S)
         await asyncio.sleep(POLL_S)
     took_s = time.perf_counter() - began
-    stage.say(f"{letter.key} refunded")
+    stage.say(f"{dead_letter.key} refunded")
     demo.screen.found(
         "redrive one",
-        f"order {letter.key}, refused by release 1, was refunded by release 2 after {took_s:.1f} s",
+        f"order {dead_letter.key}, refused by release 1, was refunded by release 2 after {took_s:.1f} s",
     )

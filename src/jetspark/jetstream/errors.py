@@ -6,7 +6,7 @@ import re
 
 from jetspark import errors
 from jetspark.codes import Code
-from jetspark.core.info import ServerInfo
+from jetspark.core.handshake import ServerInfo
 
 __all__ = ["server_error", "unavailable"]
 

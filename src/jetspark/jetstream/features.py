@@ -17,7 +17,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from jetspark.core.info import ServerInfo
+from jetspark.core.handshake import ServerInfo
 from jetspark.errors import FeatureUnavailable
 
 __all__ = [

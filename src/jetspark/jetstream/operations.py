@@ -14,8 +14,8 @@ from typing import Any, TypeAlias, TypeVar
 
 from jetspark.core.arguments import flag, instance, text
 from jetspark.core.connection import Connection
+from jetspark.core.handshake import ServerInfo
 from jetspark.core.headers import HeadersLike
-from jetspark.core.info import ServerInfo
 from jetspark.core.message import CoreMessage
 from jetspark.core.numbers import UINT64, whole
 from jetspark.core.step_runner import Sleep

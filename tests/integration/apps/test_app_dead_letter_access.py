@@ -44,9 +44,9 @@ class Files:
 async def test_a_list_has_no_events_and_one_dead_letter_has_its_own(server: NatsServer, js: JetStream) -> None:
     files = Files()
     client = await files.fail(js, server.url, keys=2, each=2)
-    letters = {(each.key, each.sequence): each async for each in client.dead_letters.list()}
-    assert sorted(letters) == [("k0", 1), ("k0", 3), ("k1", 2), ("k1", 4)]
-    first, second = letters["k0", 1], letters["k0", 3]
+    dead_letters = {(each.key, each.sequence): each async for each in client.dead_letters.list()}
+    assert sorted(dead_letters) == [("k0", 1), ("k0", 3), ("k1", 2), ("k1", 4)]
+    first, second = dead_letters["k0", 1], dead_letters["k0", 3]
     assert (first.status, first.behind, first.handler, first.subject) == ("open", None, "work", "files.k0")
     assert first.cause is not None
     assert (first.cause.message, first.attempts, first.redrives, first.stream) == ("not yet", 1, 0, "FILES")

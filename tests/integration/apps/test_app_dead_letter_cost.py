@@ -40,12 +40,12 @@ def make_app() -> App:
 async def write_letters(js: JetStream, app: App, keys: int, behind: int = 0) -> None:
     """As workers write them: of each key one that is open, some behind it, and the record that it is parked."""
     store = await HandlerStore.open(js, app.name, "work")
-    letters, sequence = [], 0
+    dead_letters, sequence = [], 0
     for number in range(keys):
         for place in range(behind + 1):
             sequence += 1
             head = sequence - place
-            letters.append(
+            dead_letters.append(
                 StoredEvent(
                     handler="work",
                     key=f"k{number}",
@@ -62,9 +62,9 @@ async def write_letters(js: JetStream, app: App, keys: int, behind: int = 0) -> 
             if not place:
                 record = json.dumps({"key": f"k{number}", "head": head, "waiting": [head]}).encode()
                 await store.records.create(store.parked_key(f"k{number}"), record)
-    for letter in letters:
-        subject = dead_letter_subject(app.name, "work", letter.key, letter.origin)
-        await js.publish(subject, letter.data, headers=letter.to_headers())
+    for dead_letter in dead_letters:
+        subject = dead_letter_subject(app.name, "work", dead_letter.key, dead_letter.origin)
+        await js.publish(subject, dead_letter.data, headers=dead_letter.to_headers())
 
 
 class Seen:

@@ -27,7 +27,7 @@ from jetspark.errors import CommandInDoubt, NoWorkers
 
 WORKER = Path(__file__).parent / "dying_worker.py"
 WORDS, NUMBERS = ("a", POISON, ONCE), range(2)
-LETTERS = {
+DEAD_LETTERS = {
     "handler": {("one", "open"), ("one", "behind")},
     "event_id": {("one", "open"), ("one", "behind")},
     "batch": {("many", "open")},
@@ -59,10 +59,10 @@ async def served(url: str, log: Path, place: str) -> AsyncIterator[None]:
         await process.wait()
 
 
-async def letters_of(js: JetStream, app: App) -> set[tuple[str, str, str]]:
-    letters = [each.letter for each in await read_dead_letters(js, app, DeadLetterFilter())]
-    assert {each.cause.error for each in letters if each.cause is not None} <= {"WorkerDied"}, letters
-    return {(each.handler, each.status, json.loads(each.data)["data"].get("word", each.key)) for each in letters}
+async def dead_letters_of(js: JetStream, app: App) -> set[tuple[str, str, str]]:
+    dead_letters = [each.dead_letter for each in await read_dead_letters(js, app, DeadLetterFilter())]
+    assert {each.cause.error for each in dead_letters if each.cause is not None} <= {"WorkerDied"}, dead_letters
+    return {(each.handler, each.status, json.loads(each.data)["data"].get("word", each.key)) for each in dead_letters}
 
 
 async def states_of(js: JetStream) -> dict[str, Any]:
@@ -76,9 +76,9 @@ async def test_a_process_that_ends_in_a_callback_loses_nothing_and_gives_up_an_e
 ) -> None:
     app, log, part = make_app(), tmp_path / "log", CALLBACKS.get(place)
     log.touch()
-    letters = {(*each, POISON) for each in LETTERS.get(place, set())}
+    dead_letters = {(*each, POISON) for each in DEAD_LETTERS.get(place, set())}
     events = {(word, number) for word in WORDS for number in NUMBERS}
-    kept = events - {(POISON, number) for number in NUMBERS[: len(letters)]}
+    kept = events - {(POISON, number) for number in NUMBERS[: len(dead_letters)]}
     handlers = [name for name in app.handlers if part in (name, None)]
     done = {(name, *event) for name in handlers if name != "flow-commands" for event in kept}
     states = {}
@@ -93,8 +93,8 @@ async def test_a_process_that_ends_in_a_callback_loses_nothing_and_gives_up_an_e
 
         async def is_over() -> bool:
             settled = [await is_settled(js, app, each) for each in handlers]
-            found = await letters_of(js, app), await states_of(js)
-            return all(settled) and done <= {*told(log)} and found == (letters, states)
+            found = await dead_letters_of(js, app), await states_of(js)
+            return all(settled) and done <= {*told(log)} and found == (dead_letters, states)
 
         await until(is_over)
         if part == "count":

@@ -171,15 +171,15 @@ async def test_every_event_ends_once_and_no_key_is_out_of_order(tmp_path: Path) 
         await run.work(tmp_path)
         took_s = time.monotonic() - began
         async with jetspark.connect(server.url) as client:
-            letters = {name: await letters_of(client.jetstream(), name) for name in app.handlers}
+            dead_letters = {name: await dead_letters_of(client.jetstream(), name) for name in app.handlers}
             numbers = await sums_of(client.jetstream())
-    report = check_once(order, tmp_path, letters["once"], run.kills)
+    report = check_once(order, tmp_path, dead_letters["once"], run.kills)
     counted = {key: [number for number in found if is_counted(number)] for key, found in order.items()}
-    check_sums(counted, numbers, letters["sums"])
+    check_sums(counted, numbers, dead_letters["sums"])
     print(
         f"\n{EVENTS} events, {len(order)} keys, {run.kills} kills, seed {seed}: published in {published_s:.0f} s, "
         f"all in {took_s:.0f} s; {report}; transactions: {sum(map(len, numbers.values()))} done, "
-        f"{sum(map(len, letters['sums'].values()))} letters"
+        f"{sum(map(len, dead_letters['sums'].values()))} letters"
     )
     assert run.kills >= 2
 
@@ -215,24 +215,24 @@ async def test_a_process_that_was_stopped_comes_back_to_what_others_have_taken_o
                     if worker.returncode is None:
                         worker.kill()
                         await worker.wait()
-            letters = {name: await letters_of(js, name) for name in app.handlers}
+            dead_letters = {name: await dead_letters_of(js, name) for name in app.handlers}
             numbers = await sums_of(js)
-    check_once(order, tmp_path, letters["once"], 1)
+    check_once(order, tmp_path, dead_letters["once"], 1)
     counted = {key: [number for number in found if is_counted(number)] for key, found in order.items()}
-    check_sums(counted, numbers, letters["sums"])
+    check_sums(counted, numbers, dead_letters["sums"])
 
 
 async def is_all_done(js: JetStream, events: int) -> bool:
     return not await open_places(js, events)
 
 
-async def letters_of(js: JetStream, handler: str) -> dict[str, list[tuple[int, str]]]:
+async def dead_letters_of(js: JetStream, handler: str) -> dict[str, list[tuple[int, str]]]:
     """By key: the number of each event with a letter, and its status."""
     store = await HandlerStore.open(js, app.name, handler)
     found: dict[str, list[tuple[int, str]]] = defaultdict(list)
     async for each in store.all_dead_letters():
-        event = json.loads(each.letter.data)["data"]
-        found[event["name"]].append((event["number"], each.letter.status))
+        event = json.loads(each.dead_letter.data)["data"]
+        found[event["name"]].append((event["number"], each.dead_letter.status))
     return found
 
 
@@ -242,7 +242,9 @@ async def sums_of(js: JetStream) -> dict[str, list[int]]:
     return {key: json.loads((await kv.get(key)).value) for key in found}
 
 
-def check_once(order: dict[str, list[int]], folder: Path, letters: dict[str, list[tuple[int, str]]], kills: int) -> str:
+def check_once(
+    order: dict[str, list[int]], folder: Path, dead_letters: dict[str, list[tuple[int, str]]], kills: int
+) -> str:
     """Each event is done, skipped, or a letter; effects happened once; keys ran in order."""
     times: dict[str, dict[tuple[str, int], list[int]]] = defaultdict(lambda: defaultdict(list))
     keys = defaultdict(set)
@@ -253,7 +255,7 @@ def check_once(order: dict[str, list[int]], folder: Path, letters: dict[str, lis
             times[what][name, number].append(moment)
             keys[name, number].update(more)
     everything = {(key, number) for key, numbers in order.items() for number in numbers}
-    dead = {(key, number) for key, found in letters.items() for number, _ in found}
+    dead = {(key, number) for key, found in dead_letters.items() for number, _ in found}
     done, skipped, effects = set(times["done"]), set(times["skipped"]), times["effect"]
     ended = Counter([*done, *skipped, *dead])
     assert set(ended) == everything, f"never ended: {sorted(everything - set(ended))[:10]}"
@@ -268,7 +270,7 @@ def check_once(order: dict[str, list[int]], folder: Path, letters: dict[str, lis
     assert done <= set(effects) <= done | used_up
     assert {len(keys[each]) for each in done} == {1}
     assert len(repeated) <= kills * CONCURRENCY
-    check_order(order, letters, times["begun"], {**times["done"], **times["skipped"]})
+    check_order(order, dead_letters, times["begun"], {**times["done"], **times["skipped"]})
     attempts = sum(map(len, times["begun"].values()))
     return (
         f"{len(done)} done, {len(skipped)} skipped, {len(dead)} letters; "
@@ -278,26 +280,26 @@ def check_once(order: dict[str, list[int]], folder: Path, letters: dict[str, lis
 
 def check_order(
     order: dict[str, list[int]],
-    letters: dict[str, list[tuple[int, str]]],
+    dead_letters: dict[str, list[tuple[int, str]]],
     begun: dict[tuple[str, int], list[int]],
     ended: dict[tuple[str, int], list[int]],
 ) -> None:
     """No event began before the one before it in its key had ended; and whatever is behind a letter is a letter."""
     for key, numbers in order.items():
-        dead = sorted(number for number, _ in letters.get(key, []))
+        dead = sorted(number for number, _ in dead_letters.get(key, []))
         assert dead == numbers[len(numbers) - len(dead) :], f"{key} went on past {dead[:1]}"
         for before, after in itertools.pairwise(numbers[: len(numbers) - len(dead)]):
             assert min(ended[key, before]) < min(begun[key, after]), f"{key}: {after} began before {before} had ended"
 
 
 def check_sums(
-    order: dict[str, list[int]], sums: dict[str, list[int]], letters: dict[str, list[tuple[int, str]]]
+    order: dict[str, list[int]], sums: dict[str, list[int]], dead_letters: dict[str, list[tuple[int, str]]]
 ) -> None:
     """Transactions happened exactly once, and in order: each key lists what it has counted."""
     for key, numbers in order.items():
         counted = sums.get(key, [])
         assert counted == sorted(set(counted)), f"{key} counted {counted}"
-        dead = {number for number, _ in letters.get(key, [])}
+        dead = {number for number, _ in dead_letters.get(key, [])}
         left_out = [number for number in numbers if number not in counted and number not in dead]
         skipped = [each for each in numbers if each not in dead and is_skipped("sums", key, each)]
         assert left_out == skipped, f"{key}: {left_out} are neither counted nor letters"

@@ -38,13 +38,13 @@ def new_app(done: list[int], **options: Any) -> App:
     return app
 
 
-async def letters_of(js: JetStream, app: App) -> list[StoredEvent]:
-    found = [each.letter for each in await read_dead_letters(js, app, DeadLetterFilter())]
+async def dead_letters_of(js: JetStream, app: App) -> list[StoredEvent]:
+    found = [each.dead_letter for each in await read_dead_letters(js, app, DeadLetterFilter())]
     return sorted(found, key=lambda each: each.origin.sequence)
 
 
-async def has_letters(js: JetStream, app: App, count: int) -> bool:
-    return len(await letters_of(js, app)) == count
+async def has_dead_letters(js: JetStream, app: App, count: int) -> bool:
+    return len(await dead_letters_of(js, app)) == count
 
 
 async def read_advisories(js: JetStream, app: App) -> bool:
@@ -80,20 +80,20 @@ async def test_what_others_give_up_ends_in_the_dead_letters(
             await publish(js, app, Counted(name="c", number=3))
             await until(lambda: done == [3])
             await give_up()
-            await until(lambda: has_letters(js, app, 2))
+            await until(lambda: has_dead_letters(js, app, 2))
     else:
         await publish(js, app, Counted(name="a", number=3))
         await give_up()
         async with running(app, server.url):
             await until(
-                lambda: has_letters(js, app, 2 if done else 3)
+                lambda: has_dead_letters(js, app, 2 if done else 3)
             )  # the third may be behind the first, or before it
-    letters = await letters_of(js, app)
-    assert [(each.key, each.origin.sequence, each.status) for each in letters[:2]] == [
+    dead_letters = await dead_letters_of(js, app)
+    assert [(each.key, each.origin.sequence, each.status) for each in dead_letters[:2]] == [
         ("a", 1, "open"),
         ("b", 2, "open"),
     ]
-    assert [each.cause and (each.cause.error, each.cause.message) for each in letters[:2]] == [
+    assert [each.cause and (each.cause.error, each.cause.message) for each in dead_letters[:2]] == [
         ("GivenUp", "by the server or another client: not wanted"),
         ("GivenUp", "by the server or another client: max_deliver"),
     ]
@@ -101,7 +101,7 @@ async def test_what_others_give_up_ends_in_the_dead_letters(
         await run_redrive(js, app, DeadLetterFilter(), wait_s=60.0)
         await until(lambda: read_advisories(js, app))
     assert sorted(done) == [1, 2, 3]
-    assert await letters_of(js, app) == []
+    assert await dead_letters_of(js, app) == []
 
 
 async def test_an_event_of_a_handler_with_transactions_ends_in_the_dead_letters_as_well(
@@ -115,12 +115,14 @@ async def test_an_event_of_a_handler_with_transactions_ends_in_the_dead_letters_
     await message.term("not wanted")
     await until(lambda: advised(js, app, 1))
     async with running(app, server.url):
-        await until(lambda: has_letters(js, app, 1))
+        await until(lambda: has_dead_letters(js, app, 1))
         await publish(js, app, Counted(name="b", number=2))
         await until(lambda: done == [2])
 
 
-async def test_a_retry_and_a_redrive_that_are_given_up_are_letters_again(server: NatsServer, js: JetStream) -> None:
+async def test_a_retry_and_a_redrive_that_are_given_up_are_dead_letters_again(
+    server: NatsServer, js: JetStream
+) -> None:
     app, done, is_mended = App("waiting", stream="GIVENUP", subjects=["counts.>"]), list[tuple[int, int]](), False
 
     @app.handler(Counted, durable="g", ack_wait_s=2.0, retry=Retry(in_lane_s=0.0))
@@ -134,7 +136,7 @@ async def test_a_retry_and_a_redrive_that_are_given_up_are_letters_again(server:
     await set_up(js, app)
     await publish(js, app, *(Counted(name=f"n{number}", number=number) for number in (1, 2)))
     async with running(app, server.url):
-        await until(lambda: has_letters(js, app, 1))
+        await until(lambda: has_dead_letters(js, app, 1))
         consumer = await (await js.stream(app.stream)).consumer("g")
         await until(lambda: _is_over(consumer))
     await run_redrive(js, app, DeadLetterFilter())
@@ -144,10 +146,10 @@ async def test_a_retry_and_a_redrive_that_are_given_up_are_letters_again(server:
         await message.term("by hand")
     is_mended = True
     async with running(app, server.url):
-        await until(lambda: has_letters(js, app, 2))
-        letters = await letters_of(js, app)
-        assert [(each.key, each.redrives, each.attempts) for each in letters] == [("n1", 0, 1), ("n2", 1, 0)]
-        assert {each.cause.error for each in letters if each.cause} == {"GivenUp"}
+        await until(lambda: has_dead_letters(js, app, 2))
+        dead_letters = await dead_letters_of(js, app)
+        assert [(each.key, each.redrives, each.attempts) for each in dead_letters] == [("n1", 0, 1), ("n2", 1, 0)]
+        assert {each.cause.error for each in dead_letters if each.cause} == {"GivenUp"}
         progress = await run_redrive(js, app, DeadLetterFilter(), wait_s=60.0)
         assert str(progress.results) == "2 handled, 0 failed again, 0 waiting"
         await until(lambda: is_settled(js, app, "g"))
@@ -159,7 +161,7 @@ async def _is_over(consumer: Any) -> bool:
     return not info.pending and not info.ack_pending
 
 
-async def test_a_copy_of_a_partition_that_is_given_up_is_a_letter(server: NatsServer, js: JetStream) -> None:
+async def test_a_copy_of_a_partition_that_is_given_up_is_a_dead_letter(server: NatsServer, js: JetStream) -> None:
     done: list[int] = []
     app = new_app(done, partitions=2)
     await set_up(js, app)
@@ -171,7 +173,7 @@ async def test_a_copy_of_a_partition_that_is_given_up_is_a_letter(server: NatsSe
         await message.term("by hand")
         await consumer.unpin("readers")
     async with running(app, server.url):
-        await until(lambda: has_letters(js, app, 2))
+        await until(lambda: has_dead_letters(js, app, 2))
         await until(lambda: len(done) == 6)
         progress = await run_redrive(js, app, DeadLetterFilter(), wait_s=60.0)
         assert str(progress.results) == "2 handled, 0 failed again, 0 waiting"
@@ -205,15 +207,15 @@ async def test_what_runs_here_is_settled_as_if_nobody_had_given_it_up(
         await begun.wait()
         await other.publish("$JS.ACK.GIVENUP.g.1.1.1.0.0", b"+TERM by hand")
         await until(is_taken)
-        assert await letters_of(js, app) == []
+        assert await dead_letters_of(js, app) == []
         if ends:
             may_end.set()
             await until(lambda: read_advisories(js, app))
     if not ends:
         async with running(app, server.url):
-            await until(lambda: has_letters(js, app, 1))
+            await until(lambda: has_dead_letters(js, app, 1))
             await until(lambda: read_advisories(js, app))
-    assert len(await letters_of(js, app)) == (not ends)
+    assert len(await dead_letters_of(js, app)) == (not ends)
 
 
 async def _recreate(js: JetStream, app: App) -> None:
@@ -228,7 +230,7 @@ async def _reset(js: JetStream, app: App) -> None:
 
 
 @pytest.mark.parametrize("change", [_recreate, _reset])
-async def test_what_comes_again_is_no_letter(server: NatsServer, js: JetStream, change: Any) -> None:
+async def test_what_comes_again_is_no_dead_letter(server: NatsServer, js: JetStream, change: Any) -> None:
     done: list[int] = []
     app = new_app(done)
     await set_up(js, app)
@@ -240,10 +242,10 @@ async def test_what_comes_again_is_no_letter(server: NatsServer, js: JetStream, 
     async with running(app, server.url):
         await until(lambda: done == [1])
         await until(lambda: read_advisories(js, app))
-    assert await letters_of(js, app) == []
+    assert await dead_letters_of(js, app) == []
 
 
-async def test_a_message_of_a_stream_made_anew_is_no_letter(server: NatsServer, js: JetStream) -> None:
+async def test_a_message_of_a_stream_made_anew_is_no_dead_letter(server: NatsServer, js: JetStream) -> None:
     done: list[int] = []
     app = new_app(done)
     await set_up(js, app)
@@ -257,7 +259,7 @@ async def test_a_message_of_a_stream_made_anew_is_no_letter(server: NatsServer, 
     async with running(app, server.url):
         await until(lambda: done == [2])
         await until(lambda: read_advisories(js, app))
-    assert await letters_of(js, app) == []
+    assert await dead_letters_of(js, app) == []
 
 
 async def test_a_handler_without_dead_letters_drops_what_is_given_up(
@@ -271,7 +273,7 @@ async def test_a_handler_without_dead_letters_drops_what_is_given_up(
     await message.term("by hand")
     async with running(app, server.url):
         await until(lambda: read_advisories(js, app))
-    assert await letters_of(js, app) == []
+    assert await dead_letters_of(js, app) == []
     assert "event 1: given up (GivenUp: by the server or another client: by hand); dropped" in caplog.text
 
 

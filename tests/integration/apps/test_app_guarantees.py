@@ -43,7 +43,7 @@ async def start_worker(server: NatsServer, log: Path, crash: str = "") -> asynci
 
 async def state_of(js: JetStream, store: HandlerStore, log: Path) -> str:
     """What is left to do, for a test that has waited for too long."""
-    parts = [f"{each.letter.origin.sequence} {each.letter.status}" async for each in store.all_dead_letters()]
+    parts = [f"{each.dead_letter.origin.sequence} {each.dead_letter.status}" async for each in store.all_dead_letters()]
     parts += [f"{key} = {(await store.records.get(key)).value!r}" async for key in store.records.keys(">")]
     for name in (APP.stream, APP.spec.retry_stream):
         stream = await js.stream(name)
@@ -98,15 +98,15 @@ async def test_a_worker_killed_at_any_step_loses_and_doubles_nothing(
                 process = await start_worker(server, log)
             if not await is_settled(js, APP, "shipping"):
                 return False
-            letters = [each async for each in store.all_dead_letters()]
-            if not redriven and letters:
+            dead_letters = [each async for each in store.all_dead_letters()]
+            if not redriven and dead_letters:
                 redriven = True
                 (tmp_path / "log.mended").touch()
-                for letter in letters:
-                    if letter.letter.status == "open":
-                        await store.request(letter)
+                for dead_letter in dead_letters:
+                    if dead_letter.dead_letter.status == "open":
+                        await store.request(dead_letter)
                 return False
-            return not letters and redriven
+            return not dead_letters and redriven
 
         try:
             await until(is_over)
@@ -221,7 +221,7 @@ async def test_an_event_whose_time_ends_while_it_commits_is_done_or_a_dead_lette
         return {key async for key in kv.keys() if not key.startswith("_done.")}  # noqa: SIM118
 
     done = await counted()
-    dead = {letter.key async for letter in AppDeadLetters(app.spec, js).list()}
+    dead = {dead_letter.key async for dead_letter in AppDeadLetters(app.spec, js).list()}
     assert done | dead == names
     assert done & dead == set()
     # What was given up has no effect when it is tried again by a redrive but its own.

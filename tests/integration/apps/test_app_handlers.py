@@ -115,10 +115,10 @@ async def test_a_reject_inside_a_task_group_is_a_dead_letter_at_once(server: Nat
     async with running(app, server.url):
         store = await HandlerStore.open(js, app.name, "billing")
         await until(lambda: is_settled(js, app, "billing"))
-        [letter] = [each.letter async for each in store.all_dead_letters()]
+        [dead_letter] = [each.dead_letter async for each in store.all_dead_letters()]
     assert attempts == [1]
-    assert letter.cause is not None
-    assert (letter.cause.error.rpartition(".")[2], letter.cause.message) == ("Reject", "no such card")
+    assert dead_letter.cause is not None
+    assert (dead_letter.cause.error.rpartition(".")[2], dead_letter.cause.message) == ("Reject", "no such card")
 
 
 async def test_a_key_keeps_its_order_through_short_and_long_retries(server: NatsServer, js: JetStream) -> None:
@@ -141,7 +141,7 @@ async def test_a_key_keeps_its_order_through_short_and_long_retries(server: Nats
         await until(lambda: len(done) == 9)
         await until(lambda: is_settled(js, app, "billing"))
         store = await HandlerStore.open(js, app.name, "billing")
-        assert [letter async for letter in store.all_dead_letters()] == []
+        assert [dead_letter async for dead_letter in store.all_dead_letters()] == []
         assert [key async for key in store.records.keys(">")] == []
     for key in "abc":
         assert [number for found, number in done if found == key] == [0, 1, 2]
@@ -163,9 +163,9 @@ async def test_a_rejected_event_parks_its_key_until_it_is_redriven(server: NatsS
     async with running(app, server.url):
         await until(lambda: is_settled(js, app, "billing"))
         assert sorted(done) == [("a", 0, 0), ("b", 0, 0)]
-        letters = [each.letter async for each in store.all_dead_letters()]
+        dead_letters = [each.dead_letter async for each in store.all_dead_letters()]
         assert sorted(
-            (each.key, each.origin.sequence, each.status, each.behind, each.attempts) for each in letters
+            (each.key, each.origin.sequence, each.status, each.behind, each.attempts) for each in dead_letters
         ) == [
             ("a", 3, "open", None, 1),
             ("a", 5, "behind", 3, 0),
@@ -174,21 +174,21 @@ async def test_a_rejected_event_parks_its_key_until_it_is_redriven(server: NatsS
             ("b", 6, "behind", 4, 0),
             ("b", 8, "behind", 4, 0),
         ]
-        assert {each.cause.error for each in letters if each.cause} == {
+        assert {each.cause.error for each in dead_letters if each.cause} == {
             "jetspark.app.handlers.retry.Reject",
             "ValueError",
         }
         # Redriven without being mended: one letter still.
-        [first] = [each async for each in store.all_dead_letters(key="a") if each.letter.status == "open"]
+        [first] = [each async for each in store.all_dead_letters(key="a") if each.dead_letter.status == "open"]
         await store.request(first)
         await store.request(first)
         await until(lambda: is_settled(js, app, "billing"))
-        [again] = [each async for each in store.all_dead_letters(key="a") if each.letter.status == "open"]
-        assert (again.letter.redrives, again.letter.origin) == (1, first.letter.origin)
+        [again] = [each async for each in store.all_dead_letters(key="a") if each.dead_letter.status == "open"]
+        assert (again.dead_letter.redrives, again.dead_letter.origin) == (1, first.dead_letter.origin)
         is_mended = True
         await store.request(again)
         await until(lambda: len(done) == 5)
-        [other] = [each async for each in store.all_dead_letters(key="b") if each.letter.status == "open"]
+        [other] = [each async for each in store.all_dead_letters(key="b") if each.dead_letter.status == "open"]
         assert await store.discard(other)
         await until(lambda: len(done) == 7)
         await until(lambda: is_settled(js, app, "billing"))
@@ -222,14 +222,16 @@ async def test_what_is_no_event_is_told_apart_and_ends_in_the_dead_letters(serve
         await until(lambda: done == ["x"])
         await until(lambda: is_settled(js, app, "billing"))
     store = await HandlerStore.open(js, app.name, "billing")
-    letters = sorted([each.letter async for each in store.all_dead_letters()], key=lambda each: each.origin.sequence)
-    assert [(each.key, each.status, each.attempts, each.data, each.headers["Number"]) for each in letters] == [
+    dead_letters = sorted(
+        [each.dead_letter async for each in store.all_dead_letters()], key=lambda each: each.origin.sequence
+    )
+    assert [(each.key, each.status, each.attempts, each.data, each.headers["Number"]) for each in dead_letters] == [
         (f"o-{number}", "open", 1, data, f"m-{number}") for number, (_, data) in enumerate(broken.BROKEN.values())
     ]
-    for letter, (kind, _) in zip(letters, broken.BROKEN.values(), strict=True):
-        assert letter.cause is not None
-        assert letter.cause.error == f"jetspark.errors.{kind.__name__}"
-        assert not letter.cause.is_transient
+    for dead_letter, (kind, _) in zip(dead_letters, broken.BROKEN.values(), strict=True):
+        assert dead_letter.cause is not None
+        assert dead_letter.cause.error == f"jetspark.errors.{kind.__name__}"
+        assert not dead_letter.cause.is_transient
 
 
 @pytest.mark.parametrize("restarted", [False, True], ids=["one worker", "another worker meanwhile"])
@@ -385,8 +387,10 @@ async def test_a_batch_is_one_call_and_one_that_fails_is_tried_event_by_event(
     assert batches[2:6] == [[4], [5], [6], [7]]
     assert sorted({number for batch in batches for number in batch}) == list(range(10))
     store = await HandlerStore.open(js, app.name, "report")
-    letters = [each.letter async for each in store.all_dead_letters()]
-    assert sorted((each.origin.sequence, each.cause.error.rsplit(".", 1)[-1]) for each in letters if each.cause) == [
+    dead_letters = [each.dead_letter async for each in store.all_dead_letters()]
+    assert sorted(
+        (each.origin.sequence, each.cause.error.rsplit(".", 1)[-1]) for each in dead_letters if each.cause
+    ) == [
         (6, "ValueError"),
         (11, "NotJson"),
     ]

@@ -57,7 +57,7 @@ async def are_replicated(js: JetStream, app: App) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("lost", ["ORDERS_RETRY", "ORDERS_DLQ", "KV_orders_handlers"])
-async def test_a_node_that_dies_takes_no_retry_and_no_letter_with_it(lost: str) -> None:
+async def test_a_node_that_dies_takes_no_retry_and_no_dead_letter_with_it(lost: str) -> None:
     done: Counter[int] = Counter()
     is_mended = asyncio.Event()
     app = orders(3, done, is_mended)
@@ -82,17 +82,17 @@ async def test_a_node_that_dies_takes_no_retry_and_no_letter_with_it(lost: str) 
 
             alive = [each.url for each in cluster.nodes if each is not node]
 
-            async def has_letters() -> bool:
+            async def has_dead_letters() -> bool:
                 try:
-                    letters = await read_dead_letters(js, app, DeadLetterFilter())
+                    dead_letters = await read_dead_letters(js, app, DeadLetterFilter())
                     assert (await app.plan(alive, request_timeout_s=10.0)).is_empty
                 except JetSparkError as error:
                     if not error.may_pass:
                         raise
                     return False  # a new leader is being elected
-                return len(letters) == EVENTS // 3
+                return len(dead_letters) == EVENTS // 3
 
-            await until(has_letters)
+            await until(has_dead_letters)
             async with running(app, alive, request_timeout_s=10.0):
                 progress = await run_redrive(js, app, DeadLetterFilter(), wait_s=120.0)
                 assert progress.results is not None

@@ -26,7 +26,7 @@ def event(name: str) -> bytes:
 
 
 @pytest.mark.parametrize("partitions", [None, 2], ids=["plain", "partitions"])
-async def test_a_message_with_any_block_of_headers_is_handled_or_a_letter(
+async def test_a_message_with_any_block_of_headers_is_handled_or_a_dead_letter(
     server: NatsServer, js: JetStream, partitions: int | None
 ) -> None:
     app, done, is_mended = App("orders", stream="ORDERS", subjects=["orders.>"]), list[str](), False
@@ -42,19 +42,19 @@ async def test_a_message_with_any_block_of_headers_is_handled_or_a_letter(
         publish_block(server.port, f"orders.{name}.paid", block, event(name))
         publish_block(server.port, f"orders.junk-{name}.paid", block, b"junk")
 
-    async def letters() -> list[Any]:
-        return [each.letter for each in await read_dead_letters(js, app, DeadLetterFilter())]
+    async def dead_letters() -> list[Any]:
+        return [each.dead_letter for each in await read_dead_letters(js, app, DeadLetterFilter())]
 
-    async def are_all_letters() -> bool:
-        return len(await letters()) == 2 * len(BLOCKS)
+    async def are_all_dead_letters() -> bool:
+        return len(await dead_letters()) == 2 * len(BLOCKS)
 
     async with running(app, server.url):
-        await until(are_all_letters)
-        for letter in await letters():
-            name = letter.subject.split(".")[1].removeprefix("junk-")
+        await until(are_all_dead_letters)
+        for dead_letter in await dead_letters():
+            name = dead_letter.subject.split(".")[1].removeprefix("junk-")
             if name != "not-closed" or partitions is None:  # a copy of that has the server's own header behind its "y"
-                assert letter.headers == readable(BLOCKS[name])
-            assert (letter.status, letter.behind) == ("open", None)
+                assert dead_letter.headers == readable(BLOCKS[name])
+            assert (dead_letter.status, dead_letter.behind) == ("open", None)
         is_mended = True
         await run_redrive(js, app, DeadLetterFilter.parse(None, ["error=Reject"]))
         await until(lambda: sorted(done) == sorted(BLOCKS))

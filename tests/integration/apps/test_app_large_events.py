@@ -43,7 +43,7 @@ async def left(js: JetStream, app: App) -> dict[str, int]:
 
 @pytest.mark.parametrize("retention", ["limits", "workqueue"])
 @pytest.mark.parametrize("spare", [0, 20, 500], ids=lambda spare: f"{spare} bytes to spare")
-async def test_a_letter_keeps_an_event_of_any_size(
+async def test_a_dead_letter_keeps_an_event_of_any_size(
     server: NatsServer, js: JetStream, retention: Literal["limits", "workqueue"], spare: int
 ) -> None:
     app, done, is_mended = new_app(retention), list[int](), False
@@ -62,8 +62,8 @@ async def test_a_letter_keeps_an_event_of_any_size(
     async with running(app, server.url):
         await until(lambda: is_settled(js, app, "large"))
         [stored] = await read_dead_letters(js, app, DeadLetterFilter())
-        assert (stored.letter.status, stored.letter.data) == ("open", b"")
-        whole = (await with_event(js, app, stored)).letter
+        assert (stored.dead_letter.status, stored.dead_letter.data) == ("open", b"")
+        whole = (await with_event(js, app, stored)).dead_letter
         assert (whole.data, whole.headers.get_all("Shade")) == (body % text, ["red", "blue"])
         assert len(await left(js, app)) == 2
         await run_redrive(js, app, DeadLetterFilter(), wait_s=60.0)  # it fails again
@@ -108,11 +108,11 @@ async def test_headers_as_large_as_the_server_takes_them_are_kept(server: NatsSe
     async with running(app, server.url):
         await until(lambda: is_settled(js, app, "large"))
     [stored] = await read_dead_letters(js, app, DeadLetterFilter())
-    whole = (await with_event(js, app, stored)).letter
+    whole = (await with_event(js, app, stored)).dead_letter
     assert (whole.data, whole.headers["Shade"], whole.key) == (b"junk", shade, "a")
 
 
-async def test_a_letter_is_stored_where_the_server_takes_little() -> None:
+async def test_a_dead_letter_is_stored_where_the_server_takes_little() -> None:
     app = new_app()
 
     @app.handler(Large, durable="large")
@@ -126,12 +126,14 @@ async def test_a_letter_is_stored_where_the_server_takes_little() -> None:
         async with running(app, server.url):
             await until(lambda: is_settled(js, app, "large"))
         [stored] = await read_dead_letters(js, app, DeadLetterFilter())
-        assert stored.letter.cause is not None
-        assert stored.letter.cause.message.startswith("\U0001f600")
-        assert len((await with_event(js, app, stored)).letter.data) > 3500
+        assert stored.dead_letter.cause is not None
+        assert stored.dead_letter.cause.message.startswith("\U0001f600")
+        assert len((await with_event(js, app, stored)).dead_letter.data) > 3500
 
 
-async def test_an_event_that_is_nowhere_any_more_stays_a_letter_that_says_so(server: NatsServer, js: JetStream) -> None:
+async def test_an_event_that_is_nowhere_any_more_stays_a_dead_letter_that_says_so(
+    server: NatsServer, js: JetStream
+) -> None:
     # Letters of versions that did not keep events apart: their bodies are in the stream alone.
     app, done = new_app(), list[str]()
 
@@ -147,7 +149,7 @@ async def test_an_event_that_is_nowhere_any_more_stays_a_letter_that_says_so(ser
         await until(lambda: is_settled(js, app, "large"))
     [stored] = await read_dead_letters(js, app, DeadLetterFilter())
     store = await HandlerStore.open(js, app.name, "large")
-    old = dataclasses.replace(stored.letter, apart=None)
+    old = dataclasses.replace(stored.dead_letter, apart=None)
     await store.dead_letters.purge()
     await js.publish(stored.subject, b"", headers=old.to_headers())
     await js.delete_stream("LARGE")
@@ -159,6 +161,6 @@ async def test_an_event_that_is_nowhere_any_more_stays_a_letter_that_says_so(ser
     assert progress.results is not None
     assert progress.results.failed == 1
     [again] = await read_dead_letters(js, app, DeadLetterFilter())
-    assert again.letter.cause is not None
-    assert "its body is lost" in again.letter.cause.message
+    assert again.dead_letter.cause is not None
+    assert "its body is lost" in again.dead_letter.cause.message
     assert done == ["second"]

@@ -120,13 +120,13 @@ async def test_retries_parked_keys_and_redrives_stay_in_their_partition(server: 
         await publish(js, app, *(Moved(name=name, number=n) for n in range(4) for name in ("later", "poison", "fine")))
         await until(lambda: [number for name, number in done if name == "later"] == [0, 1, 2, 3])
         await until(lambda: are_done(js, app, "m"))
-        letters = [each.letter async for each in store.all_dead_letters()]
-        assert {(each.key, each.status, each.origin.stream) for each in letters} == {
+        dead_letters = [each.dead_letter async for each in store.all_dead_letters()]
+        assert {(each.key, each.status, each.origin.stream) for each in dead_letters} == {
             ("poison", "open", "MOVING"),
             ("poison", "behind", "MOVING"),
         }
-        assert {each.subject for each in letters} == {"moves.poison.moved"}
-        assert not any(name.lower().startswith("nats-stream") for each in letters for name in each.headers)
+        assert {each.subject for each in dead_letters} == {"moves.poison.moved"}
+        assert not any(name.lower().startswith("nats-stream") for each in dead_letters for name in each.headers)
         mended = True
         await run_redrive(js, app, DeadLetterFilter())
         await until(lambda: [number for name, number in done if name == "poison"] == [0, 1, 2, 3])
@@ -310,7 +310,7 @@ async def test_an_event_that_was_given_back_has_all_its_attempts(
         await until(lambda: are_done(js, app, "m"))
     assert {name: starts.count(name) for name in failing} == dict.fromkeys(failing, 3)
     store = await HandlerStore.open(js, app.name, "m")
-    assert {each.letter.attempts async for each in store.all_dead_letters()} == {3}
+    assert {each.dead_letter.attempts async for each in store.all_dead_letters()} == {3}
 
 
 async def test_copies_are_removed_once_every_partition_has_settled_them_but_for_the_last(js: JetStream) -> None:

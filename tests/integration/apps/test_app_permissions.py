@@ -494,7 +494,7 @@ async def test_a_run_is_cancelled_with_the_rights_of_the_page_alone(prepared: Sh
         assert raised is None or matches_right(missing or "", raised.value.subject)
 
 
-async def an_open_letter(admin: AppClient, order: str) -> None:
+async def an_open_dead_letter(admin: AppClient, order: str) -> None:
     """Have a dead letter that a redrive or a discard may take, and no redrive that was interrupted."""
     records = await admin.js.kv("shop_handlers")
     await records.put("redrive", b"")
@@ -516,9 +516,9 @@ async def test_dead_letters_are_redriven_and_discarded_with_the_rights_of_the_pa
             row = client_rows()[f"`dead_letters.{act.__name__}(handler=)`"]
             rights = [filled(each, handler="failing") for each in row]
             for missing in rights:
-                await an_open_letter(admin, fresh.new_order())
+                await an_open_dead_letter(admin, fresh.new_order())
                 await denied(fresh, rights, missing, act)
-            await an_open_letter(admin, fresh.new_order())
+            await an_open_dead_letter(admin, fresh.new_order())
             assert await called_by(fresh, rights, act) >= 1
 
 
@@ -621,7 +621,7 @@ async def a_parked_key_continues(shop: Shop, client: AppClient, name: str, order
     async with shop.working(name):
         for number in (1, 2):
             await client.publish(Placed(order_id=order))
-            await until(partial(has_letters, client, name, order, number))
+            await until(partial(has_dead_letters, client, name, order, number))
     REJECTED.remove(order)
     await client.dead_letters.redrive(handler=name, key=order)
 
@@ -648,7 +648,7 @@ def consumers_of(name: str) -> list[tuple[str, str]]:
     return [("ORDERS", name), ("SHOP_RETRY", name)]
 
 
-async def has_letters(client: AppClient, name: str, order: str, number: int) -> bool:
+async def has_dead_letters(client: AppClient, name: str, order: str, number: int) -> bool:
     return len(await all_of(client.dead_letters.list(handler=name, key=order))) == number
 
 
@@ -739,7 +739,7 @@ WORKERS: dict[str, tuple[tuple[str, ...], tuple[str, ...], set[str], Done]] = {
         ("any", "handler"),
         (),
         {"a parked key continues"},
-        lambda shop, client, order: has_letters(client, "picky", order, 0),
+        lambda shop, client, order: has_dead_letters(client, "picky", order, 0),
     ),
     "breaking, open": (
         ("any", "handler"),
@@ -757,7 +757,7 @@ WORKERS: dict[str, tuple[tuple[str, ...], tuple[str, ...], set[str], Done]] = {
         ("any", "partitions"),
         (),
         {"a parked key continues", "an event failed", "a dead letter"},
-        lambda shop, client, order: has_letters(client, "parted_picky", order, 0),
+        lambda shop, client, order: has_dead_letters(client, "parted_picky", order, 0),
     ),
     "parted_breaking, open": (
         ("any", "partitions"),
@@ -899,13 +899,13 @@ async def test_what_the_code_of_a_handler_may_not_publish_is_a_dead_letter_at_on
         await client.publish(Placed(order_id=order))
         await until(lambda: worker.done() or is_stored(client, f"dlq.shop.{name}.{order}.>"))
         assert not worker.done(), worker.exception()
-        letters = await client.js.stream("SHOP_DLQ")
-        [message] = [each async for each in letters.get_messages(1, subject=f"dlq.shop.{name}.{order}.>")]
-        letter = StoredEvent.of(message.headers, message.data)
-        assert letter.cause is not None
-        assert letter.cause.error.endswith("PermissionDenied")
-        assert f"'{missing[:-1]}" in letter.cause.message
-        assert letter.attempts == 1
+        dead_letters = await client.js.stream("SHOP_DLQ")
+        [message] = [each async for each in dead_letters.get_messages(1, subject=f"dlq.shop.{name}.{order}.>")]
+        dead_letter = StoredEvent.of(message.headers, message.data)
+        assert dead_letter.cause is not None
+        assert dead_letter.cause.error.endswith("PermissionDenied")
+        assert f"'{missing[:-1]}" in dead_letter.cause.message
+        assert dead_letter.attempts == 1
 
 
 # ---- commands --------------------------------------------------------------------------------------------------------

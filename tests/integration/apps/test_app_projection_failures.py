@@ -92,9 +92,9 @@ async def test_a_worker_that_is_killed_anywhere_changes_no_byte(server: NatsServ
     finally:
         await end(process)
     assert await is_folded(js, app)
-    _, letters = folded(app, await in_stream(js, app))
+    _, dead_letters = folded(app, await in_stream(js, app))
     found = await read_dead_letters(js, app, DeadLetterFilter())
-    assert [each.letter.origin.sequence for each in found] == letters
+    assert [each.dead_letter.origin.sequence for each in found] == dead_letters
 
 
 async def answers(client: jetspark.Client) -> bool:

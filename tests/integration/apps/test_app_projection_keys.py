@@ -252,7 +252,7 @@ async def test_a_key_may_have_the_name_under_which_a_bucket_has_its_notes(
 
 
 @pytest.mark.parametrize("make", [plain, hourly])
-async def test_a_key_that_is_too_long_for_the_server_has_a_letter_and_holds_up_no_other(
+async def test_a_key_that_is_too_long_for_the_server_has_a_dead_letter_and_holds_up_no_other(
     server: NatsServer, js: JetStream, make: Callable[[], App]
 ) -> None:
     app = App("long", stream="LONG", subjects=["titles.>"])
@@ -274,8 +274,8 @@ async def test_a_key_that_is_too_long_for_the_server_has_a_letter_and_holds_up_n
         for title in long:
             with pytest.raises(ConfigError, match="expected up to 3000"):
                 await view.get(title if window is None else (title, "late"))
-    letters = await read_dead_letters(js, app, DeadLetterFilter())
-    assert [each.letter.origin.sequence for each in letters] == [1, 2, 3]
+    dead_letters = await read_dead_letters(js, app, DeadLetterFilter())
+    assert [each.dead_letter.origin.sequence for each in dead_letters] == [1, 2, 3]
     assert (await verify(js, app, "titles")).is_equal
 
 

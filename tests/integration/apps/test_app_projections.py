@@ -60,12 +60,12 @@ async def test_events_are_folded_into_every_projection(server: NatsServer, js: J
         await until(lambda: is_folded(js, app))
         await publish(js, app, *events[150:])
         await until(lambda: is_folded(js, app))
-    expected, letters = folded(app, await in_stream(js, app))
+    expected, dead_letters = folded(app, await in_stream(js, app))
     assert await in_buckets(js, app) == expected
     assert parked(expected["balances"])  # some of the events cannot be applied
     found = await read_dead_letters(js, app, DeadLetterFilter())
-    assert [each.letter.origin.sequence for each in found] == letters
-    assert {each.letter.handler for each in found} == {"projections"}
+    assert [each.dead_letter.origin.sequence for each in found] == dead_letters
+    assert {each.dead_letter.handler for each in found} == {"projections"}
 
 
 def filtered_bank() -> App:
@@ -109,8 +109,8 @@ async def test_many_subjects_are_read_by_one_filter_or_none_and_the_rest_is_left
         await until(lambda: _is_at(view, audited.sequence))
         await view.get("nobody", at_least=audited.sequence, timeout=30)
     assert (await verify(js, app, "balances")).is_equal
-    letters = await read_dead_letters(js, app, DeadLetterFilter())
-    assert not {1, audited.sequence} & {each.letter.origin.sequence for each in letters}
+    dead_letters = await read_dead_letters(js, app, DeadLetterFilter())
+    assert not {1, audited.sequence} & {each.dead_letter.origin.sequence for each in dead_letters}
 
 
 async def _is_at(view: Any, sequence: int) -> bool:

@@ -117,14 +117,14 @@ async def test_an_event_that_ends_the_process_while_it_is_read_becomes_a_dead_le
     async def is_over() -> bool:
         assert supervisor.ends <= ATTEMPTS, log.read_text()
         if partitions is not None:
-            settled = {letter.letter.origin.sequence async for letter in store.all_dead_letters()}
+            settled = {dead_letter.dead_letter.origin.sequence async for dead_letter in store.all_dead_letters()}
             return len(done_of(log)) + len(settled) == len(KEYS) * len(NUMBERS)
         return await is_settled(js, app, "reader")
 
     async with supervised(supervisor):
         await until(is_over)
-        letters = {each.letter.origin.sequence: each.letter async for each in store.all_dead_letters()}
-        poison = next(each for each in letters.values() if each.status == "open")
+        dead_letters = {each.dead_letter.origin.sequence: each.dead_letter async for each in store.all_dead_letters()}
+        poison = next(each for each in dead_letters.values() if each.status == "open")
         assert json.loads(poison.data)["data"] == {"name": POISON[0], "number": POISON[1]}
         is_death = ending == "os._exit"
         assert supervisor.ends == (ATTEMPTS if is_death else 0)
@@ -134,8 +134,8 @@ async def test_an_event_that_ends_the_process_while_it_is_read_becomes_a_dead_le
             assert f"{ATTEMPTS} processes ended" in poison.cause.message
         # Its key is read from its subject, and has to wait; a key that only its own code can tell does not.
         behind = 0 if place == "key" else sum(number > POISON[1] for number in NUMBERS)
-        assert [each.status for each in letters.values()].count("behind") == behind == len(letters) - 1
-    assert len(done_of(log)) == len(KEYS) * len(NUMBERS) - len(letters)
+        assert [each.status for each in dead_letters.values()].count("behind") == behind == len(dead_letters) - 1
+    assert len(done_of(log)) == len(KEYS) * len(NUMBERS) - len(dead_letters)
     assert len([key async for key in store.records.keys("reading.>")]) <= ATTEMPTS
 
     # Redriven by code that can read it, it is read, and its key goes on behind it.
@@ -164,7 +164,7 @@ async def test_an_event_that_was_given_up_and_ends_the_process_while_it_is_read_
 
     async def is_over() -> bool:
         assert supervisor.ends <= 4, log.read_text()  # and three of those who inherit it
-        return "open" in [each.letter.status async for each in store.all_dead_letters()]
+        return "open" in [each.dead_letter.status async for each in store.all_dead_letters()]
 
     async with supervised(supervisor):
         await until(is_over)
@@ -236,8 +236,8 @@ async def test_code_of_the_application_ends_no_worker(url: str, place: str, name
             end_at("apply", event)
             return Total((state.count if state else 0) + 1)
 
-    letters = {"post_init": {"h", "b", "w", "projections"}, "apply": set(), "react": {"w"}, "handler": {"h"}}
-    expected = letters.get(place, {"b" if place == "batch" else "projections"})
+    dead_letters = {"post_init": {"h", "b", "w", "projections"}, "apply": set(), "react": {"w"}, "handler": {"h"}}
+    expected = dead_letters.get(place, {"b" if place == "batch" else "projections"})
     async with jetspark.connect(url) as client:
         js = client.jetstream()
         await set_up(js, app)
@@ -248,7 +248,7 @@ async def test_code_of_the_application_ends_no_worker(url: str, place: str, name
                 await js.publish(f"plain.{key}", json.dumps(fields).encode(), headers={"Nats-Msg-Id": id})
 
             async def is_over() -> bool:
-                found = {letter.handler for letter in await letters_of(js, app)}
+                found = {dead_letter.handler for dead_letter in await dead_letters_of(js, app)}
                 done = [await is_settled(js, app, each) for each in ("h", "b", "w")]
                 state = await (await js.kv("exits_p")).snapshot(["good"])
                 return found == expected and all(done) and bool(state)
@@ -256,8 +256,8 @@ async def test_code_of_the_application_ends_no_worker(url: str, place: str, name
             await until(is_over)
 
 
-async def letters_of(js: JetStream, app: App) -> list[StoredEvent]:
-    return [each.letter for each in await read_dead_letters(js, app, DeadLetterFilter())]
+async def dead_letters_of(js: JetStream, app: App) -> list[StoredEvent]:
+    return [each.dead_letter for each in await read_dead_letters(js, app, DeadLetterFilter())]
 
 
 LEASE_S = 1.0

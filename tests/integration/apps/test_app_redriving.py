@@ -110,7 +110,7 @@ def test_numbers_of_dead_letters_are_one_condition_of_any_length() -> None:
     assert not chosen.accepts_key("a")  # of a key without dead letters none is chosen
 
 
-async def test_a_letter_by_a_number_that_is_none_is_told(js: JetStream) -> None:
+async def test_a_dead_letter_by_a_number_that_is_none_is_told(js: JetStream) -> None:
     app = Notes().app
     await set_up(js, app)
     for number in (-1, 0, 1, 2**64):
@@ -127,11 +127,13 @@ async def test_a_redrive_is_frozen_resumable_and_alone(server: NatsServer, js: J
     async with running(app, server.url):
         await publish(js, app, *(Noted(number=number) for number in range(5)))
         await until(lambda: is_settled(js, app, "n"))
-        letters = await read_dead_letters(js, app, everything)
-        assert len(letters) == 5
+        dead_letters = await read_dead_letters(js, app, everything)
+        assert len(dead_letters) == 5
 
         # One that was interrupted after three letters.
-        interrupted = RedriveProgress(id="r1", chosen=everything, up_to=letters[-1].revision, last=letters[2].revision)
+        interrupted = RedriveProgress(
+            id="r1", chosen=everything, up_to=dead_letters[-1].revision, last=dead_letters[2].revision
+        )
         await store.records.create("redrive", json.dumps(interrupted.to_dict()).encode())
         with pytest.raises(UsageError, match=r"redrive r1 is under way .*--resume r1"):
             await run_redrive(js, app, everything)
@@ -202,7 +204,7 @@ async def test_dead_letters_that_are_stored_after_a_redrive_began_are_not_denied
         assert str(progress) == "nothing to redrive: the dead letters that match were written in the meantime"
 
 
-async def test_letters_that_nobody_would_handle_are_left_alone_and_told(server: NatsServer, js: JetStream) -> None:
+async def test_dead_letters_that_nobody_would_handle_are_left_alone_and_told(server: NatsServer, js: JetStream) -> None:
     notes, later = Notes(), App("notes", stream="NOTES", subjects=["notes.>"])
     await set_up(js, notes.app)
     async with running(notes.app, server.url):
@@ -236,7 +238,7 @@ class Spare(Event, type="spare", key="name", subject="kept.spare.{name}"):
     name: str
 
 
-async def test_a_redrive_says_what_became_of_its_letters(server: NatsServer, js: JetStream) -> None:
+async def test_a_redrive_says_what_became_of_its_dead_letters(server: NatsServer, js: JetStream) -> None:
     app = App("kept", stream="KEPT", subjects=["kept.>"])
     failing = {("a", 0), ("b", 0), ("b", 2), ("c", 0)}
 
@@ -267,7 +269,7 @@ async def test_a_redrive_says_what_became_of_its_letters(server: NatsServer, js:
 
 @pytest.mark.parametrize("partitions", [None, 2])
 @pytest.mark.parametrize("how", ["purged", "made anew"])
-async def test_keys_whose_letters_are_gone_go_on_with_the_next_redrive(
+async def test_keys_whose_dead_letters_are_gone_go_on_with_the_next_redrive(
     server: NatsServer, js: JetStream, partitions: int | None, how: str
 ) -> None:
     app, done, is_mended = App("kept", stream="KEPT", subjects=["kept.>"]), list[tuple[str, int]](), False
@@ -285,15 +287,15 @@ async def test_keys_whose_letters_are_gone_go_on_with_the_next_redrive(
     everything = DeadLetterFilter()
     async with running(app, server.url):
         await publish(js, app, *(Kept(name=name, number=number) for number in range(2) for name in "abc"))
-        await until(lambda: _has_letters(js, app, 6))
-        letters = await js.stream(app.spec.dead_letter_stream)
+        await until(lambda: _has_dead_letters(js, app, 6))
+        dead_letters = await js.stream(app.spec.dead_letter_stream)
         if how == "purged":
-            await letters.purge()
+            await dead_letters.purge()
         else:
             await js.delete_stream(app.spec.dead_letter_stream)
             await set_up(js, app)
         await publish(js, app, *(Kept(name=name, number=2) for name in "ab"))
-        await until(lambda: _has_letters(js, app, 2))
+        await until(lambda: _has_dead_letters(js, app, 2))
         await until(lambda: _is_acknowledged(js, app))
         is_mended = True
         # Of what somebody has chosen otherwise, no key is a part.
@@ -331,7 +333,7 @@ async def test_a_key_whose_event_is_on_its_way_is_not_let_go_on(server: NatsServ
     async with running(app, server.url):
         names = ["scheduled", "at work"]
         await publish(js, app, *(Kept(name=name, number=number) for number in range(2) for name in names))
-        await until(lambda: _has_letters(js, app, 2))
+        await until(lambda: _has_dead_letters(js, app, 2))
         retries = await (await js.stream(app.spec.retry_stream)).consumer("k")
         await until(lambda: _has_unacknowledged(retries))
         assert (await run_redrive(js, app, everything)).freed == 0
@@ -348,7 +350,7 @@ async def test_a_key_whose_event_is_on_its_way_is_not_let_go_on(server: NatsServ
 
 @pytest.mark.parametrize("partitions", [None, 2])
 @pytest.mark.parametrize("how", ["purged", "made anew"])
-async def test_letters_behind_another_follow_it_also_if_the_records_are_gone(
+async def test_dead_letters_behind_another_follow_it_also_if_the_records_are_gone(
     server: NatsServer, js: JetStream, partitions: int | None, how: str
 ) -> None:
     app, done, is_mended = App("kept", stream="KEPT", subjects=["kept.>"]), list[tuple[str, int]](), False
@@ -362,7 +364,7 @@ async def test_letters_behind_another_follow_it_also_if_the_records_are_gone(
     await set_up(js, app)
     await publish(js, app, *(Kept(name=name, number=number) for number in range(3) for name in "abc"))
     async with running(app, server.url):
-        await until(lambda: _has_letters(js, app, 9))
+        await until(lambda: _has_dead_letters(js, app, 9))
         await until(lambda: _is_acknowledged(js, app))
     if how == "purged":
         await (await js.stream(f"KV_{app.spec.handler_bucket}")).purge()
@@ -381,7 +383,7 @@ async def test_letters_behind_another_follow_it_also_if_the_records_are_gone(
         assert (progress.restored, progress.results) == (1, RedriveResults(handled=3))
         progress = await run_redrive(js, app, DeadLetterFilter(), wait_s=60)
         assert (progress.restored, progress.results) == (2, RedriveResults(handled=3 + 2))
-        assert await _has_letters(js, app, 0)
+        assert await _has_dead_letters(js, app, 0)
     assert {name: [number for each, number in done if each == name] for name in "abc"} == {
         "a": [0, 1, 2],
         "b": [0, 1, 2],
@@ -389,7 +391,7 @@ async def test_letters_behind_another_follow_it_also_if_the_records_are_gone(
     }
 
 
-async def test_a_key_goes_on_with_letters_that_were_left_before_the_event_it_waited_for(
+async def test_a_key_goes_on_with_dead_letters_that_were_left_before_the_event_it_waited_for(
     server: NatsServer, js: JetStream
 ) -> None:
     app, done, is_mended = App("kept", stream="KEPT", subjects=["kept.>"]), list[int](), False
@@ -403,7 +405,7 @@ async def test_a_key_goes_on_with_letters_that_were_left_before_the_event_it_wai
     await set_up(js, app)
     await publish(js, app, *(Kept(name="a", number=number) for number in range(2)))
     async with running(app, server.url):
-        await until(lambda: _has_letters(js, app, 2))
+        await until(lambda: _has_dead_letters(js, app, 2))
         await until(lambda: _is_acknowledged(js, app))
     # As a worker that died leaves it: it wrote a letter while another one let the key go on, to an event that failed.
     store, is_mended = await HandlerStore.open(js, app.name, "k"), True
@@ -414,14 +416,14 @@ async def test_a_key_goes_on_with_letters_that_were_left_before_the_event_it_wai
         await publish(js, app, Kept(name="a", number=2))
         await until(lambda: len(done) == 3 or worker.done())
         assert done == [2, 0, 1]
-        await until(lambda: _has_letters(js, app, 0))
+        await until(lambda: _has_dead_letters(js, app, 0))
         await publish(js, app, Kept(name="a", number=3))
         await until(lambda: len(done) == 4 or worker.done())
     assert done[3:] == [3]
     assert await store.perform(ReadParked("a")) is None
 
 
-async def _has_letters(js: JetStream, app: App, count: int) -> bool:
+async def _has_dead_letters(js: JetStream, app: App, count: int) -> bool:
     return len(await read_dead_letters(js, app, DeadLetterFilter())) == count
 
 
@@ -438,7 +440,7 @@ async def _has_unacknowledged(consumer: Consumer) -> bool:
     return (await consumer.info()).ack_pending > 0
 
 
-async def test_a_redrive_that_was_killed_is_resumed_and_handles_each_letter_once(
+async def test_a_redrive_that_was_killed_is_resumed_and_handles_each_dead_letter_once(
     server: NatsServer, js: JetStream, tmp_path: Path
 ) -> None:
     notes = Notes()
@@ -472,7 +474,7 @@ async def test_a_redrive_that_was_killed_is_resumed_and_handles_each_letter_once
 
 @pytest.mark.slow
 @pytest.mark.parametrize("place", PLACES)
-async def test_a_redrive_killed_at_any_place_is_resumed_and_handles_each_letter_once(
+async def test_a_redrive_killed_at_any_place_is_resumed_and_handles_each_dead_letter_once(
     server: NatsServer, js: JetStream, place: str
 ) -> None:
     notes = Notes()
@@ -551,18 +553,18 @@ async def test_a_slow_redrive_tells_how_far_it_is_by_time(
     assert told == [(0, False), (1, False), (2, False), (3, False), (3, True)]
 
 
-LETTERS, LETTER_BYTES = 400, 100_000
+DEAD_LETTERS, LETTER_BYTES = 400, 100_000
 
 
-async def test_many_large_letters_are_never_in_memory_at_once(
+async def test_many_large_dead_letters_are_never_in_memory_at_once(
     server: NatsServer, js: JetStream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of forty megabytes, 16 MiB are read ahead and 4 MiB requested at a time, whatever is done with them."""
     app = App("notes", stream="NOTES", subjects=["notes.>"])
     app.handler(Noted, durable="n")(_nothing)
     await set_up(js, app)
-    for number in range(LETTERS):
-        letter = StoredEvent(
+    for number in range(DEAD_LETTERS):
+        dead_letter = StoredEvent(
             handler="n",
             key=None,
             origin=Origin("NOTES", number + 1, 1_000_000 + number),
@@ -573,8 +575,8 @@ async def test_many_large_letters_are_never_in_memory_at_once(
             status="open",
             cause=FailureCause.of_crash(),
         )
-        subject = dead_letter_subject("notes", "n", None, letter.origin)
-        await js.publish(subject, letter.data, headers=letter.to_headers())
+        subject = dead_letter_subject("notes", "n", None, dead_letter.origin)
+        await js.publish(subject, dead_letter.data, headers=dead_letter.to_headers())
     (tmp_path / "notes_app.py").write_text(NOTES, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
@@ -593,7 +595,7 @@ async def test_many_large_letters_are_never_in_memory_at_once(
         assert done.exit_code == 0, done.exception
         return printed
 
-    assert await asyncio.to_thread(shell, "ls", "notes_app:app") > LETTERS  # with this all modules are loaded
+    assert await asyncio.to_thread(shell, "ls", "notes_app:app") > DEAD_LETTERS  # with this all modules are loaded
     tracemalloc.start()
     try:
         printed = await asyncio.to_thread(shell, "export", "notes_app:app")
@@ -602,9 +604,9 @@ async def test_many_large_letters_are_never_in_memory_at_once(
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert printed > LETTERS * LETTER_BYTES
-    assert progress.requested == discarded.discarded == LETTERS
-    assert peak < LETTERS * LETTER_BYTES * 0.6
+    assert printed > DEAD_LETTERS * LETTER_BYTES
+    assert progress.requested == discarded.discarded == DEAD_LETTERS
+    assert peak < DEAD_LETTERS * LETTER_BYTES * 0.6
     assert await read_dead_letters(js, app, DeadLetterFilter()) == []
 
 

@@ -53,7 +53,7 @@ async def _schedules(js: JetStream, shop: Shop, count: int) -> None:
     await until(are_there)
 
 
-async def _letters(js: JetStream, shop: Shop, count: int) -> None:
+async def _dead_letters(js: JetStream, shop: Shop, count: int) -> None:
     client = AppClient.on(shop.app, js)
 
     async def are_there() -> bool:
@@ -72,7 +72,7 @@ async def test_retries_are_listed_and_tried_now(server: NatsServer, js: JetStrea
     async with running(shop.app, server.url):
         await publish(js, shop.app, *(Paid(order_id=name, number=number) for number in range(2) for name in "ab"))
         await _schedules(js, shop, 2)
-        await _letters(js, shop, 2)  # of the events behind
+        await _dead_letters(js, shop, 2)  # of the events behind
         found = [each async for each in client.retries.list()]
         assert sorted((each.handler, each.key, each.sequence, each.attempts) for each in found) == [
             ("bill", "a", 1, 1),
@@ -120,7 +120,7 @@ async def test_a_retry_that_fires_in_the_meantime_is_tried_once(
         monkeypatch.setattr(retries, "_replace", late)
         assert await client.retries.cancel(key="a") == RetryChanges(missed=1)
         await until(lambda: is_settled(js, shop.app, "bill"))
-        await _letters(js, shop, 0)
+        await _dead_letters(js, shop, 0)
     assert shop.attempts == [1, 2]
     retry_stream = await js.stream(shop.app.spec.retry_stream)
     assert not (await retry_stream.info(subjects_filter="retry.shop.bill.wait.>")).state.subjects
@@ -136,16 +136,16 @@ async def test_a_cancelled_retry_becomes_a_dead_letter_and_its_key_stays_parked(
     async with running(shop.app, server.url):
         await publish(js, shop.app, *(Paid(order_id="a", number=number) for number in range(2)))
         await _schedules(js, shop, 1)
-        await _letters(js, shop, 1)
+        await _dead_letters(js, shop, 1)
     # Cancelled while no worker runs, and again: nothing is lost, and it is cancelled once.
     assert await client.retries.cancel(handler="bill") == RetryChanges(changed=1)
     async with running(shop.app, server.url):
-        await _letters(js, shop, 2)
+        await _dead_letters(js, shop, 2)
         await until(lambda: is_settled(js, shop.app, "bill"))
-        letters = sorted([each async for each in client.dead_letters.list()], key=lambda each: each.sequence)
-        assert [each.status for each in letters] == ["open", "behind"]
-        assert letters[0].cause is not None
-        assert letters[0].cause.message == "its retry was cancelled; before: ConnectionError: the bank is away"
+        dead_letters = sorted([each async for each in client.dead_letters.list()], key=lambda each: each.sequence)
+        assert [each.status for each in dead_letters] == ["open", "behind"]
+        assert dead_letters[0].cause is not None
+        assert dead_letters[0].cause.message == "its retry was cancelled; before: ConnectionError: the bank is away"
         assert shop.attempts == [1]
         assert await client.retries.cancel(handler="bill") == RetryChanges()
         shop.works = True
@@ -156,7 +156,7 @@ async def test_a_cancelled_retry_becomes_a_dead_letter_and_its_key_stays_parked(
         else:
             assert (await client.dead_letters.discard(key="a")).discarded == 1
             await until(lambda: shop.done == [("a", 1)])
-        await _letters(js, shop, 0)
+        await _dead_letters(js, shop, 0)
 
 
 async def test_a_cancelled_retry_of_a_redrive_fails_again(server: NatsServer, js: JetStream) -> None:
@@ -169,15 +169,15 @@ async def test_a_cancelled_retry_of_a_redrive_fails_again(server: NatsServer, js
             await _schedules(js, shop, 1)
             assert await client.retries.cancel(key="a") == RetryChanges(changed=1)
             await until(lambda: is_settled(js, shop.app, "bill"))
-            [letter] = [each async for each in client.dead_letters.list()]
-            assert (letter.status, letter.redrives) == ("open", redrives)
+            [dead_letter] = [each async for each in client.dead_letters.list()]
+            assert (dead_letter.status, dead_letter.redrives) == ("open", redrives)
             await client.dead_letters.redrive()
         await _schedules(js, shop, 1)
         assert [each.redrives async for each in client.retries.list()] == [2]
         shop.works = True
         assert (await client.retries.now()).changed == 1
         await until(lambda: shop.done == [("a", 0)])
-        await _letters(js, shop, 0)
+        await _dead_letters(js, shop, 0)
 
 
 async def test_a_cancelled_retry_of_a_handler_without_dead_letters_is_dropped(

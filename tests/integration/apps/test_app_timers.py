@@ -333,13 +333,13 @@ async def test_an_event_of_a_timer_is_retried_and_redriven_like_any_other(nats_u
 
     await app.apply(nats_url)
     async with running(app, nats_url), app.connect(nats_url) as orders:
-        retries, letters = await orders.js.stream("SHOP_RETRY"), await orders.js.stream("SHOP_DLQ")
+        retries, dead_letters = await orders.js.stream("SHOP_RETRY"), await orders.js.stream("SHOP_DLQ")
         await orders.timers.set("other", Overdue(order_id="other"), after=3600)
         for name in ("waits", "rejected"):
             await orders.timers.set(name, Overdue(order_id=name), after=0)
 
         async def is_over() -> bool:
-            return (await retries.info()).state.messages == (await letters.info()).state.messages == 1
+            return (await retries.info()).state.messages == (await dead_letters.info()).state.messages == 1
 
         await until(is_over)
         # What the server says of the timer in the event's headers must not be taken for an order to end it.

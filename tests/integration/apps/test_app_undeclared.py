@@ -133,9 +133,9 @@ async def test_a_handler_publishes_no_undeclared_event(server: NatsServer, js: J
     async with running(app, server.url):
         await until(lambda: is_settled(js, app, "billing"))
         store = await HandlerStore.open(js, app.name, "billing")
-        [letter] = [each.letter async for each in store.all_dead_letters()]
-    assert letter.cause is not None
-    assert SAID in letter.cause.message
+        [dead_letter] = [each.dead_letter async for each in store.all_dead_letters()]
+    assert dead_letter.cause is not None
+    assert SAID in dead_letter.cause.message
     assert await stored(js) == {"orders.paid.o-1": 1}
     if way is not emitted:  # there are no entities where a handler runs alone
         run = await run_handler("billing", Paid(order_id="o-1"), app=app)
@@ -181,11 +181,11 @@ async def test_a_workflow_decides_no_undeclared_event(server: NatsServer, js: Je
     async with running(app, server.url):
         await until(lambda: is_settled(js, app, "ordering"))
         store = await HandlerStore.open(js, app.name, "ordering")
-        [letter] = [each.letter async for each in store.all_dead_letters()]
+        [dead_letter] = [each.dead_letter async for each in store.all_dead_letters()]
         async with app.connect(server.url) as shop:
             assert await shop.workflow("ordering").get("o-1") is None
-    assert letter.cause is not None
-    assert SAID in letter.cause.message
+    assert dead_letter.cause is not None
+    assert SAID in dead_letter.cause.message
 
 
 async def test_one_program_that_publishes_an_event_makes_no_other_program_fail(

@@ -94,22 +94,22 @@ class AppDeadLetter:
 
     @classmethod
     def of(cls, stored: StoredDeadLetter, *, with_event: bool) -> AppDeadLetter:
-        letter = stored.letter
+        dead_letter = stored.dead_letter
         return cls(
             number=stored.revision,
-            status=letter.status,
-            handler=letter.handler,
-            key=letter.key,
-            stream=letter.origin.stream,
-            sequence=letter.origin.sequence,
-            subject=letter.subject,
-            attempts=letter.attempts,
-            redrives=letter.redrives,
-            behind=letter.behind,
-            failed=letter.failed,
-            cause=letter.cause,
-            headers=letter.headers if with_event else None,
-            data=letter.data if with_event and not letter.is_body_omitted else None,
+            status=dead_letter.status,
+            handler=dead_letter.handler,
+            key=dead_letter.key,
+            stream=dead_letter.origin.stream,
+            sequence=dead_letter.origin.sequence,
+            subject=dead_letter.subject,
+            attempts=dead_letter.attempts,
+            redrives=dead_letter.redrives,
+            behind=dead_letter.behind,
+            failed=dead_letter.failed,
+            cause=dead_letter.cause,
+            headers=dead_letter.headers if with_event else None,
+            data=dead_letter.data if with_event and not dead_letter.is_body_omitted else None,
         )
 
 
@@ -131,14 +131,14 @@ class AppDeadLetters:
             ConfigError: The handler or the field does not exist, or no dead letter can have that value.
             StreamNotFound: The application was not applied to this server.
         """
-        async with aclosing(self._each(_chosen(conditions), with_events=False)) as letters:
-            async for stored in letters:
+        async with aclosing(self._each(_chosen(conditions), with_events=False)) as dead_letters:
+            async for stored in dead_letters:
                 yield AppDeadLetter.of(stored, with_event=False)
 
     async def export(self, **conditions: Unpack[Conditions]) -> AsyncIterator[AppDeadLetter]:
         """As :meth:`list`, with the headers and the body of each event; at most 16 MiB of them are read ahead."""
-        async with aclosing(self._each(_chosen(conditions), with_events=True)) as letters:
-            async for stored in letters:
+        async with aclosing(self._each(_chosen(conditions), with_events=True)) as dead_letters:
+            async for stored in dead_letters:
                 yield AppDeadLetter.of(await self._whole(stored), with_event=True)
 
     async def get(self, number: int) -> AppDeadLetter:
@@ -203,12 +203,12 @@ class AppDeadLetters:
     async def _each(self, chosen: DeadLetterFilter, *, with_events: bool) -> AsyncGenerator[StoredDeadLetter, None]:
         await check_handler(self._js, self._app, chosen.handler)
         found = each_dead_letter(self._js, self._app, chosen, with_events=with_events)
-        async with aclosing(cast("AsyncGenerator[StoredDeadLetter, None]", found)) as letters:
-            async for stored in letters:
+        async with aclosing(cast("AsyncGenerator[StoredDeadLetter, None]", found)) as dead_letters:
+            async for stored in dead_letters:
                 yield stored
 
     async def _whole(self, stored: StoredDeadLetter) -> StoredDeadLetter:
-        return await with_event(self._js, self._app, stored) if stored.letter.is_body_omitted else stored
+        return await with_event(self._js, self._app, stored) if stored.dead_letter.is_body_omitted else stored
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -292,15 +292,15 @@ class ScheduledRetries:
 
     async def explain(self, **conditions: Unpack[RetryConditions]) -> str:
         """Say why no retry matches, and what waits instead: other retries, or dead letters."""
-        chosen, letters = await self._check(conditions), 0
+        chosen, dead_letters = await self._check(conditions), 0
         has_others = not chosen.is_everything and await is_any(each_retry(self._js, self._app.name, DeadLetterFilter()))
         text = "no scheduled retry matches; `jetspark retry ls` lists all" if has_others else "no retries are scheduled"
         where = tuple(pair for pair in chosen.where if pair[0] in ("key", "sequence", "subject"))
         found = DeadLetterFilter(handler=chosen.handler, where=where)
         async for _ in each_dead_letter(self._js, self._app, found, with_events=False):
-            letters += 1
-        if letters:
-            text += f"; {count_of(letters, 'dead letter')} (`jetspark dlq ls`)"
+            dead_letters += 1
+        if dead_letters:
+            text += f"; {count_of(dead_letters, 'dead letter')} (`jetspark dlq ls`)"
         return text
 
     async def _check(self, conditions: RetryConditions) -> DeadLetterFilter:

@@ -94,7 +94,7 @@ class DeadLetterFilter:
     def is_everything(self) -> bool:
         return self.handler is None and not self.where
 
-    def letters_of(self, app: str) -> str:
+    def dead_letters_of(self, app: str) -> str:
         """The subject filter of the dead letters that may match: a handler, a key and a sequence are in the subject."""
         values = dict(self.where)
         return dead_letter_filter(app, self.handler, values.get("key"), values.get("sequence"))
@@ -105,21 +105,21 @@ class DeadLetterFilter:
 
     def accepts(self, stored: StoredDeadLetter) -> bool:
         numbers = [value for name, value in self.where if name == "number"]
-        return all(_has(value, stored.revision) for value in numbers) and self.accepts_event(stored.letter)
+        return all(_has(value, stored.revision) for value in numbers) and self.accepts_event(stored.dead_letter)
 
-    def accepts_event(self, letter: StoredEvent) -> bool:
+    def accepts_event(self, dead_letter: StoredEvent) -> bool:
         if not self.where:
-            return self.handler is None or letter.handler == self.handler
-        cause = letter.cause
+            return self.handler is None or dead_letter.handler == self.handler
+        cause = dead_letter.cause
         values = {
             "error": (cause.error, cause.error.rsplit(".", 1)[-1]) if cause is not None else (),
             "fingerprint": (cause.fingerprint,) if cause is not None else (),
-            "key": (letter.key,),
-            "sequence": (str(letter.origin.sequence),),
-            "status": (letter.status,),
-            "subject": (letter.subject,),
+            "key": (dead_letter.key,),
+            "sequence": (str(dead_letter.origin.sequence),),
+            "status": (dead_letter.status,),
+            "subject": (dead_letter.subject,),
         }
-        return (self.handler is None or letter.handler == self.handler) and all(
+        return (self.handler is None or dead_letter.handler == self.handler) and all(
             value in values[name] for name, value in self.where if name in values
         )
 
@@ -175,7 +175,7 @@ async def each_dead_letter(
     app = app.spec
     stream = await js.stream(dead_letter_stream(app.name))
     up_to = stream.cached_info.state.last_sequence
-    consumer = stream.ordered_consumer(chosen.letters_of(app.name), headers_only=not with_events)
+    consumer = stream.ordered_consumer(chosen.dead_letters_of(app.name), headers_only=not with_events)
     if not up_to:
         return
     async with aclosing(cast("AsyncGenerator[Any, None]", consumer.messages(stored_only=True))) as messages:
@@ -184,7 +184,7 @@ async def each_dead_letter(
                 return
             with suppress(ProtocolError):  # another program's message
                 stored = StoredDeadLetter.listed(message, with_event=with_events)
-                if stored.letter.status != "closed" and chosen.accepts(stored):
+                if stored.dead_letter.status != "closed" and chosen.accepts(stored):
                     yield stored
 
 
@@ -230,8 +230,8 @@ async def with_event(js: JetStream, app: HasSpec, stored: StoredDeadLetter) -> S
     """A dead letter with the headers and the body of its event, also if they are kept apart from it."""
     app = app.spec
     stream = await js.stream(dead_letter_stream(app.name))
-    box = DeadLetterBox(js, app.name, stored.letter.handler, stream, None)
-    return StoredDeadLetter(await box.whole(stored.letter), stored.subject, stored.revision)
+    box = DeadLetterBox(js, app.name, stored.dead_letter.handler, stream, None)
+    return StoredDeadLetter(await box.whole(stored.dead_letter), stored.subject, stored.revision)
 
 
 async def open_parked_records(js: JetStream, app: AppSpec) -> KeyValue | None:

@@ -146,9 +146,9 @@ class RedriveOutcomes:
         """The dead letter that a key waited for is gone, and those behind it are handled now."""
         self._lanes.add((handler, key))
 
-    def follow_all(self, letters: Iterable[SeenDeadLetter], up_to: int) -> None:
+    def follow_all(self, dead_letters: Iterable[SeenDeadLetter], up_to: int) -> None:
         """Watch the dead letters behind a requested one, chosen or not."""
-        for seen in letters:
+        for seen in dead_letters:
             if seen.status == "behind" and seen.revision <= up_to and seen.lane in self._lanes:
                 self._watch(seen)
 

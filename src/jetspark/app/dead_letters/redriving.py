@@ -119,14 +119,14 @@ async def run_redrive(
     progress = job.record
     on_progress(progress)
     redrive = _Redrive(js, app, stream, job, on_progress)
-    letters = await redrive.look()
-    await redrive.request_all(letters, rate)
+    dead_letters = await redrive.look()
+    await redrive.request_all(dead_letters, rate)
     progress.is_done = True
     if not is_dry_run:
         await job.end()
         if wait_s > 0 and progress.has_effect:
             on_progress(progress)
-            await redrive.wait(letters, wait_s)
+            await redrive.wait(dead_letters, wait_s)
     if not progress.has_effect:
         progress.reason = await explain(
             js, app, progress.chosen, behind=progress.behind, unhandled=progress.unhandled, gone=redrive.gone
@@ -191,30 +191,30 @@ class _Redrive:
 
         They are listed before the first request, so that the dead letters that follow it are known.
         """
-        chosen, letters = self._progress.chosen, list[SeenDeadLetter]()
+        chosen, dead_letters = self._progress.chosen, list[SeenDeadLetter]()
         repairs = {
             name: await KeyRepairs.look(self._js, self._app, spec, chosen)
             for name, spec in self._app.handlers.items()
             if chosen.handler in (None, name) and spec.in_order
         }
         async for stored in each_dead_letter(self._js, self._app, chosen.with_neighbours(), with_events=False):
-            letter = stored.letter
-            if letter.handler in repairs:
-                repairs[letter.handler].add(letter)
-            letters.append(
+            dead_letter = stored.dead_letter
+            if dead_letter.handler in repairs:
+                repairs[dead_letter.handler].add(dead_letter)
+            dead_letters.append(
                 SeenDeadLetter(
                     stored.revision,
                     stored.subject,
-                    letter.handler,
-                    letter.key,
-                    letter.status,
-                    letter.redrives,
+                    dead_letter.handler,
+                    dead_letter.key,
+                    dead_letter.status,
+                    dead_letter.redrives,
                     stored.size_bytes,
                     chosen.accepts(stored),
                 )
             )
         await self._repair(repairs)
-        return letters
+        return dead_letters
 
     async def _repair(self, repairs: dict[str, KeyRepairs]) -> None:
         progress = self._progress
@@ -226,12 +226,12 @@ class _Redrive:
             for key in (*freed, *restored):
                 self._outcomes.free(name, key)
 
-    async def request_all(self, letters: Sequence[SeenDeadLetter], rate: float | None) -> None:
+    async def request_all(self, dead_letters: Sequence[SeenDeadLetter], rate: float | None) -> None:
         """Request the chosen dead letters after the last one that was requested before."""
         progress, began = self._progress, clock.now()
         chunk, size = list[SeenDeadLetter](), 0
         before = progress.requested
-        for seen in self._chosen(letters):
+        for seen in self._chosen(dead_letters):
             if progress.is_dry_run:
                 progress.requested += 1
                 continue
@@ -253,10 +253,10 @@ class _Redrive:
             await self._request_chunk(chunk, progress.up_to)
         progress.last = max(progress.last, progress.up_to)
 
-    def _chosen(self, letters: Sequence[SeenDeadLetter]) -> Iterator[SeenDeadLetter]:
+    def _chosen(self, dead_letters: Sequence[SeenDeadLetter]) -> Iterator[SeenDeadLetter]:
         """The dead letters to request; others are counted."""
         progress = self._progress
-        for seen in letters:
+        for seen in dead_letters:
             if not seen.is_chosen or not progress.last < seen.revision <= progress.up_to:
                 continue
             if not _is_handler(self._app, seen.handler):
@@ -284,14 +284,14 @@ class _Redrive:
         self._noted_at, self._noted = clock.now(), self._progress.looked_at
         self._on_progress(self._progress)
 
-    async def wait(self, letters: Sequence[SeenDeadLetter], wait_s: float) -> None:
+    async def wait(self, dead_letters: Sequence[SeenDeadLetter], wait_s: float) -> None:
         """Follow changes of dead letters, until all have ended or the time is over."""
         progress, outcomes = self._progress, self._outcomes
-        outcomes.follow_all(letters, progress.up_to)
+        outcomes.follow_all(dead_letters, progress.up_to)
         progress.results = outcomes.results
         if outcomes.have_ended():
             return
-        subject = progress.chosen.with_neighbours().letters_of(self._app.name)
+        subject = progress.chosen.with_neighbours().dead_letters_of(self._app.name)
         changes = self._stream.ordered_consumer(subject, start_sequence=progress.up_to + 1, headers_only=True)
         with suppress(TimeoutError):
             async with (
@@ -300,8 +300,8 @@ class _Redrive:
             ):
                 async for message in messages:
                     with suppress(ProtocolError):  # another program's message
-                        letter = StoredEvent.described(message.raw_headers)
-                        outcomes.set_status(message.subject, letter.status, letter.redrives)
+                        dead_letter = StoredEvent.described(message.raw_headers)
+                        outcomes.set_status(message.subject, dead_letter.status, dead_letter.redrives)
                     if outcomes.have_ended():
                         return
 
@@ -314,13 +314,13 @@ async def _request(js: JetStream, app: AppSpec, stream: Stream, chunk: Sequence[
     for stored in whole:
         if stored is None:
             continue
-        subject, again = boxes[stored.letter.handler].request_for(stored)
+        subject, again = boxes[stored.dead_letter.handler].request_for(stored)
         try:
             future = await js.publish_async(
                 subject, again.data, headers=again.to_headers(), expect=Expect(last_subject_sequence=0)
             )
         except PayloadTooLarge:
-            await boxes[stored.letter.handler].request(stored)
+            await boxes[stored.dead_letter.handler].request(stored)
         else:
             sent.append((stored, future))
     # All of them have ended before the first failure is raised or dealt with.
@@ -328,7 +328,7 @@ async def _request(js: JetStream, app: AppSpec, stream: Stream, chunk: Sequence[
     for (stored, _), answer in zip(sent, answers, strict=True):
         if isinstance(answer, JetSparkError) and not isinstance(answer, WrongLastSequence):
             # Too large for the server, or not known to be stored: by itself, with what remedies there are.
-            await boxes[stored.letter.handler].request(stored)
+            await boxes[stored.dead_letter.handler].request(stored)
         elif isinstance(answer, BaseException) and not isinstance(answer, WrongLastSequence):
             raise answer
     return [stored is not None for stored in whole]
@@ -374,21 +374,21 @@ async def discard_dead_letters(
         nonlocal discarded, gone
         lanes: dict[tuple[str, str | None, int], list[StoredDeadLetter]] = {}
         for stored in chunk:
-            letter = stored.letter
+            dead_letter = stored.dead_letter
             # Of one key in order; those without a key have no order.
-            number = stored.revision if letter.key is None else 0
-            lanes.setdefault((letter.handler, letter.key, number), []).append(stored)
+            number = stored.revision if dead_letter.key is None else 0
+            lanes.setdefault((dead_letter.handler, dead_letter.key, number), []).append(stored)
         count = sum(await asyncio.gather(*(discard_lane(lane) for lane in lanes.values())))
         discarded += count
         gone += len(chunk) - count
         chunk.clear()
 
     async def discard_lane(lane: list[StoredDeadLetter]) -> int:
-        box = DeadLetterBox(js, app.name, lane[0].letter.handler, stream, records)
+        box = DeadLetterBox(js, app.name, lane[0].dead_letter.handler, stream, records)
         return sum([await box.discard(stored) for stored in lane])
 
     async for stored in each_dead_letter(js, app, chosen, with_events=False):
-        if stored.letter.status == "behind":
+        if stored.dead_letter.status == "behind":
             behind += 1
         elif is_dry_run:
             discarded += 1

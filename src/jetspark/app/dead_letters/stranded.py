@@ -94,15 +94,15 @@ class KeyRepairs:
                     fields = json.loads(entry.value)
                     self._heads[fields["key"]] = fields["head"]
 
-    def add(self, letter: StoredEvent) -> None:
+    def add(self, dead_letter: StoredEvent) -> None:
         """A dead letter of the handler was listed."""
-        key = letter.key
+        key = dead_letter.key
         if key is None:
             return
         head = self._heads.get(key)
-        if head == letter.origin.sequence:
+        if head == dead_letter.origin.sequence:
             self._found.add(key)
-        elif head is None and letter.status == "behind":
+        elif head is None and dead_letter.status == "behind":
             self._behind.add(key)
 
     async def free_stranded(self, chosen: DeadLetterFilter, *, is_dry_run: bool) -> list[str]:

@@ -70,17 +70,19 @@ TOMBSTONE_TTL_S = 3600.0
 class StoredDeadLetter:
     """A dead letter and its revision in the dead-letter stream."""
 
-    __slots__ = ("letter", "revision", "size_bytes", "subject")
+    __slots__ = ("dead_letter", "revision", "size_bytes", "subject")
 
-    def __init__(self, letter: StoredEvent, subject: str, revision: int, size_bytes: int | None = None) -> None:
-        self.letter, self.subject, self.revision = letter, subject, revision
-        self.size_bytes = len(letter.data) if size_bytes is None else size_bytes
+    def __init__(self, dead_letter: StoredEvent, subject: str, revision: int, size_bytes: int | None = None) -> None:
+        self.dead_letter, self.subject, self.revision = dead_letter, subject, revision
+        self.size_bytes = len(dead_letter.data) if size_bytes is None else size_bytes
         """The size of the event, also if it was listed without its body."""
 
     @property
     def ref(self) -> DeadLetterRef:
-        letter = self.letter
-        return DeadLetterRef(letter.origin.sequence, self.revision, letter.status, letter.redrives, self.subject)
+        dead_letter = self.dead_letter
+        return DeadLetterRef(
+            dead_letter.origin.sequence, self.revision, dead_letter.status, dead_letter.redrives, self.subject
+        )
 
     @classmethod
     def of(cls, message: StoredMessage) -> StoredDeadLetter:
@@ -147,7 +149,7 @@ class DeadLetterBox:
             except ProtocolError as error:
                 _logger.warning("message %d of %s left out: %s", message.sequence, self.dead_letters.name, error)
                 continue
-            if stored.letter.status != "closed":
+            if stored.dead_letter.status != "closed":
                 yield stored
 
     async def read(self, subject: str) -> StoredDeadLetter | None:
@@ -162,23 +164,23 @@ class DeadLetterBox:
 
     async def close(self, stored: StoredDeadLetter, how: str) -> bool:
         """Replace a dead letter by a marker; False if it was changed in the meantime."""
-        letter = stored.letter
+        dead_letter = stored.dead_letter
         mark = StoredEvent(
-            handler=letter.handler,
-            key=letter.key,
-            origin=letter.origin,
-            subject=letter.subject,
+            handler=dead_letter.handler,
+            key=dead_letter.key,
+            origin=dead_letter.origin,
+            subject=dead_letter.subject,
             data=b"",
             headers=Headers({"Jetspark-Closed": how}),
-            attempts=letter.attempts,
+            attempts=dead_letter.attempts,
             status="closed",
-            redrives=letter.redrives,
-            failed=letter.failed,
-            partition=letter.partition,
+            redrives=dead_letter.redrives,
+            failed=dead_letter.failed,
+            partition=dead_letter.partition,
         )
         if not await self._replace(stored.subject, mark, stored.revision, ttl=CLOSED_TTL_S):
             return False
-        if letter.apart is not None:
+        if dead_letter.apart is not None:
             await self.dead_letters.purge(subject=separate_body_subject(stored.subject))
         return True
 
@@ -186,8 +188,8 @@ class DeadLetterBox:
         """Give up a dead letter permanently, and let its key continue; False if it was changed in the meantime."""
         if not await self.close(stored, "discarded"):
             return False
-        if stored.letter.key is not None and self._records is not None:
-            await self.run_key_steps(advance(stored.letter.key, stored.letter.origin.sequence))
+        if stored.dead_letter.key is not None and self._records is not None:
+            await self.run_key_steps(advance(stored.dead_letter.key, stored.dead_letter.origin.sequence))
         return True
 
     async def request(self, stored: StoredDeadLetter) -> None:
@@ -200,20 +202,20 @@ class DeadLetterBox:
 
     def request_for(self, stored: StoredDeadLetter) -> tuple[str, StoredEvent]:
         """Build the request to handle a dead letter again. It is to be stored only if its subject has no message."""
-        letter = stored.letter
+        dead_letter = stored.dead_letter
         again = StoredEvent(
-            handler=letter.handler,
-            key=letter.key,
-            origin=letter.origin,
-            subject=letter.subject,
-            data=letter.data,
-            headers=letter.headers,
+            handler=dead_letter.handler,
+            key=dead_letter.key,
+            origin=dead_letter.origin,
+            subject=dead_letter.subject,
+            data=dead_letter.data,
+            headers=dead_letter.headers,
             attempts=0,
             status="open",
-            redrives=letter.redrives + 1,
-            partition=letter.partition,
-            is_body_omitted=letter.is_body_omitted,
-            apart=letter.apart,
+            redrives=dead_letter.redrives + 1,
+            partition=dead_letter.partition,
+            is_body_omitted=dead_letter.is_body_omitted,
+            apart=dead_letter.apart,
         )
         return f"{self.retry_subject('redrive', again.partition)}.{again.redrives}.{again.origin.tokens}", again
 
@@ -223,7 +225,7 @@ class DeadLetterBox:
         while waiting:
             _, subject = waiting[0]
             stored = await self.read(subject)
-            if stored is not None and stored.letter.status != "closed":
+            if stored is not None and stored.dead_letter.status != "closed":
                 return stored.ref
             waiting.pop(0)
         found = [each.ref async for each in self.all_dead_letters(key=step.key)]
@@ -239,19 +241,19 @@ class DeadLetterBox:
         self._waiting.clear()
 
     async def _request_redrive(self, step: RequestRedrive) -> None:
-        subject, stored = step.letter.subject, self._cached.get(step.letter.subject)
+        subject, stored = step.dead_letter.subject, self._cached.get(step.dead_letter.subject)
         # If it is closed in the meantime, the worker that receives the request acknowledges it without a run.
-        if stored is None or stored.revision != step.letter.revision:
+        if stored is None or stored.revision != step.dead_letter.revision:
             stored = await self.read(subject)
-        if stored is not None and stored.letter.status != "closed":
+        if stored is not None and stored.dead_letter.status != "closed":
             await self.request(stored)
 
-    async def _replace(self, subject: str, letter: StoredEvent, revision: int, ttl: float | None = None) -> bool:
+    async def _replace(self, subject: str, dead_letter: StoredEvent, revision: int, ttl: float | None = None) -> bool:
         headers = {"Nats-Rollup": "sub"}
         if ttl is not None:
             headers["Nats-TTL"] = f"{int(ttl)}s"
         try:
-            await self._publish(subject, letter, headers, Expect(last_subject_sequence=revision))
+            await self._publish(subject, dead_letter, headers, Expect(last_subject_sequence=revision))
         except WrongLastSequence:
             return False
         return True
@@ -276,41 +278,49 @@ class DeadLetterBox:
             return event  # the stream was re-created, and this is another event
         return dataclasses.replace(event, data=stored.data, headers=stored.headers, is_body_omitted=False)
 
-    async def _publish(self, subject: str, letter: StoredEvent, headers: dict[str, str], expect: Expect | None) -> None:
-        if await self._fits(subject, letter, headers, expect):
+    async def _publish(
+        self, subject: str, dead_letter: StoredEvent, headers: dict[str, str], expect: Expect | None
+    ) -> None:
+        if await self._fits(subject, dead_letter, headers, expect):
             return
-        short = await self._store_separately(letter)
+        short = await self._store_separately(dead_letter)
         if not await self._fits(subject, short, headers, expect):
             await self._publish_as_it_is(subject, short.stripped(), headers, expect)
 
-    async def _fits(self, subject: str, letter: StoredEvent, headers: dict[str, str], expect: Expect | None) -> bool:
+    async def _fits(
+        self, subject: str, dead_letter: StoredEvent, headers: dict[str, str], expect: Expect | None
+    ) -> bool:
         """Publish it; False if it is larger than the server accepts."""
         try:
-            await self._publish_as_it_is(subject, letter, headers, expect)
+            await self._publish_as_it_is(subject, dead_letter, headers, expect)
         except JetSparkError as error:
             if not is_too_large(error):
                 raise
             return False
         return True
 
-    async def _store_separately(self, letter: StoredEvent) -> StoredEvent:
+    async def _store_separately(self, dead_letter: StoredEvent) -> StoredEvent:
         """Store headers and body of the event by themselves, unless they are; returns the event without them."""
-        subject = separate_body_subject(dead_letter_subject(self.app, letter.handler, letter.key, letter.origin))
-        for block in (letter.as_block(), b"") if letter.apart is None and not letter.is_body_omitted else ():
+        subject = separate_body_subject(
+            dead_letter_subject(self.app, dead_letter.handler, dead_letter.key, dead_letter.origin)
+        )
+        for block in (
+            (dead_letter.as_block(), b"") if dead_letter.apart is None and not dead_letter.is_body_omitted else ()
+        ):
             try:
                 # The message has no headers, so it is no larger than the event was when it was published.
-                await self.js.publish(subject, block + letter.data)
+                await self.js.publish(subject, block + dead_letter.data)
             except PayloadTooLarge:
                 continue
-            return dataclasses.replace(letter.shortened(), apart=len(block))
-        return letter.shortened()
+            return dataclasses.replace(dead_letter.shortened(), apart=len(block))
+        return dead_letter.shortened()
 
     async def _publish_as_it_is(
-        self, subject: str, letter: StoredEvent, headers: dict[str, str], expect: Expect | None
+        self, subject: str, dead_letter: StoredEvent, headers: dict[str, str], expect: Expect | None
     ) -> None:
-        fields = letter.to_headers()
+        fields = dead_letter.to_headers()
         fields.update(headers)
-        await self.js.publish(subject, letter.data, headers=fields, expect=expect)
+        await self.js.publish(subject, dead_letter.data, headers=fields, expect=expect)
 
     # ---- parked keys -------------------------------------------------------------------------------------------
 

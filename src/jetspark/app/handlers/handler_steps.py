@@ -117,7 +117,7 @@ class NextDeadLetter:
 class RequestRedrive:
     """Store the request to handle a dead letter again, unless the same request is stored already. [None]"""
 
-    letter: DeadLetterRef
+    dead_letter: DeadLetterRef
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,8 +74,8 @@ class HandlerStore(DeadLetterBox):
     @classmethod
     async def open(cls, js: JetStream, app: str, handler: str) -> HandlerStore:
         """Raises StreamNotFound when the application was not applied to this server."""
-        letters, retries = await asyncio.gather(js.stream(dead_letter_stream(app)), js.stream(retry_stream(app)))
-        return cls(js, app, handler, letters, retries, await js.kv(handler_bucket(app)))
+        dead_letters, retries = await asyncio.gather(js.stream(dead_letter_stream(app)), js.stream(retry_stream(app)))
+        return cls(js, app, handler, dead_letters, retries, await js.kv(handler_bucket(app)))
 
     async def server_now(self) -> datetime.datetime:
         """The time by the server's clock, which several workers compare."""
@@ -114,9 +114,9 @@ class HandlerStore(DeadLetterBox):
     async def _write_dead_letter(self, step: WriteDeadLetter) -> bool:
         item = step.item
         now = _now_text()
-        letter = self._event_of(item, "open" if step.behind is None else "behind", step.cause, step.behind, now)
+        dead_letter = self._event_of(item, "open" if step.behind is None else "behind", step.cause, step.behind, now)
         subject = self._dead_letter_subject(item)
-        is_stored = await self._replace(subject, letter, step.revision)
+        is_stored = await self._replace(subject, dead_letter, step.revision)
         if is_stored and (waiting := self._waiting.get(item.key or "")) is not None:
             bisect.insort(waiting, (item.sequence, subject))
         return is_stored

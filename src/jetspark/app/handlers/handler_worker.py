@@ -403,16 +403,9 @@ class HandlerWorker:
     def now(self) -> float:
         return self._loop.time()
 
-    async def run_handler(self, item: WorkItem) -> BaseException | None:
-        if self.reports is None:
-            error = await self._calls.call(item)
-        else:
-            self.reports.started(item)
-            error = await self._calls.call(item)
-            self.reports.ended(item, error)
-        if error is not None and not isinstance(error, Skip):
-            self._log_failure(item, error)
-        return error
+    def run_handler(self, item: WorkItem) -> Awaitable[BaseException | None]:
+        call = self._calls.call(item)
+        return call if self.reports is None else self.reports.observe(item, call)
 
     async def run_batch(self, items: Sequence[WorkItem]) -> BaseException | None:
         self.arm()
@@ -421,11 +414,11 @@ class HandlerWorker:
         error = await self._calls.call_batch(items)
         if self.reports is not None:
             self.reports.batch_ended(items, error)
-        if error is not None and len(items) == 1 and not isinstance(error, Skip):
-            self._log_failure(items[0], error)
         return error
 
-    def _log_failure(self, item: WorkItem, error: BaseException) -> None:
+    def attempt_failed(self, item: WorkItem, error: BaseException) -> None:
+        if isinstance(error, Skip):
+            return
         kind, text = type(error).__name__, error_text(error)
         self.log.warning("event %d: attempt %d failed: %s: %s", item.sequence, item.attempts, kind, text)
 
@@ -602,8 +595,8 @@ def _object_of(step: HandlerStep) -> str:
     match step:
         case ReadParked(key) | WriteParked(key) | DropParked(key) | NextDeadLetter(key):
             return f"key {key!r}"
-        case RequestRedrive(letter):
-            return f"dead letter of event {letter.sequence}"
+        case RequestRedrive(dead_letter):
+            return f"dead letter of event {dead_letter.sequence}"
         case PauseHandler() | ReadClock():
             return "handler"
         case _:

@@ -74,7 +74,11 @@ _Readings: TypeAlias = dict[int, tuple[Decoded | Exception, str | None] | None]
 """Events and keys of messages that were decoded before they are received, by sequence."""
 
 
-_Receive: TypeAlias = Callable[[JetStreamMessage, float, _Readings], Awaitable[None] | None]
+_Delivery: TypeAlias = tuple[int, int]
+"""The number of deliveries of a message, and its sequence in its consumer's stream."""
+
+
+_Receive: TypeAlias = Callable[[JetStreamMessage, _Delivery, float, _Readings], Awaitable[None] | None]
 
 
 @dataclass(slots=True)
@@ -254,11 +258,12 @@ class Intake:
                     found = pulled.messages
                     if side == "stream" and (found or self.partition is None):
                         await self._check_tenure(pulled)
-                    is_suspected = any(_delivery(message)[0] > 1 for message in found)
+                    deliveries = [_delivery(message) for message in found]
+                    is_suspected = max(deliveries, default=(1, 0))[0] > 1
                     read = await self._read_suspected(consumer, side, pulled) if is_suspected else {}
-                    for message in found:
+                    for message, delivery in zip(found, deliveries, strict=False):  # it may have emptied ``found``
                         # The machine lets go of events that another worker may have by now, before they begin.
-                        outcome = receive(message, pulled.heard_at, read)
+                        outcome = receive(message, delivery, pulled.heard_at, read)
                         if outcome is not None:
                             await outcome
                 failures = 0
@@ -547,8 +552,10 @@ class Intake:
 
     # ---- receiving ---------------------------------------------------------------------------------------------
 
-    def _receive(self, message: JetStreamMessage, now: float, read: _Readings) -> Awaitable[None] | None:
-        delivered, sequence = _delivery(message)
+    def _receive(
+        self, message: JetStreamMessage, delivery: _Delivery, now: float, read: _Readings
+    ) -> Awaitable[None] | None:
+        delivered, sequence = delivery
         known = read.get(sequence)
         subject = message.subject
         if self.partition is not None:
@@ -570,12 +577,13 @@ class Intake:
             )
             return None
 
-    async def _receive_retry(self, message: JetStreamMessage, now: float, read: _Readings) -> None:
+    async def _receive_retry(self, message: JetStreamMessage, delivery: _Delivery, now: float, read: _Readings) -> None:
         original = await self._original(message)
         if original is None:
             await message.ack()
             return
-        known = read.get(message.metadata.stream_sequence)
+        delivered, sequence = delivery
+        known = read.get(sequence)
         event: Decoded | Exception
         if original.is_cancelled:
             before = "" if original.cause is None else f"; before: {original.cause.error}: {original.cause.message}"
@@ -595,7 +603,7 @@ class Intake:
             message,
             event,
             size_bytes=message.size_bytes,
-            delivered=message.metadata.delivered,
+            delivered=delivered,
             tries=Tries(source_of(message.subject), original.attempts, original.redrives),
         )
         item.original, item.intake, item.partition = original, self, self.partition
@@ -606,8 +614,7 @@ class Intake:
             await message.ack()
 
 
-def _delivery(message: JetStreamMessage) -> tuple[int, int]:
-    """The number of deliveries of a message, and its sequence in its consumer's stream."""
+def _delivery(message: JetStreamMessage) -> _Delivery:
     tokens = (message.raw_reply or b"").split(b".")
     if len(tokens) == 9:  # faster than the metadata, of which most messages need no more
         return int(tokens[4]), int(tokens[5])

@@ -62,6 +62,7 @@ class WorkItem:
         "attempts",
         "came_at",
         "carried",
+        "dead_letter",
         "delivered",
         "event",
         "generation",
@@ -74,7 +75,6 @@ class WorkItem:
         "is_timed_out",
         "key",
         "lane",
-        "letter",
         "message",
         "original",
         "partition",
@@ -121,7 +121,7 @@ class WorkItem:
         self.original: StoredEvent | None = None
         """The event as it was first published, if this is a message of the retry stream."""
         self.lane: Lane | None = None
-        self.letter: DeadLetterRef | None = None
+        self.dead_letter: DeadLetterRef | None = None
         """The dead letter that a redrive was found to handle again, before it ran."""
         self.came_at = self.touched_at = self.heard_at = 0.0
         """When it was received, when the last ``in_progress`` was sent, and when the last confirmed one was sent."""

@@ -103,6 +103,9 @@ class HandlerDriver(Protocol):
     def acknowledge(self, item: WorkItem, /) -> Awaitable[None]:
         """Acknowledge the item's message, without waiting for a confirmation."""
 
+    def attempt_failed(self, item: WorkItem, error: BaseException, /) -> None:
+        """The handler's own code raised ``error`` for this event; its outcome is stored next."""
+
     def attempt_ended(self, item: WorkItem, error: BaseException | None, decided: Decided | None, /) -> None:
         """An attempt was concluded, for observers and logs. ``decided`` is None if the item was let go of."""
 
@@ -112,8 +115,16 @@ class HandlerDriver(Protocol):
 
 async def handle(driver: HandlerDriver, item: WorkItem) -> None:
     """Handle an item that was taken, until it is acknowledged or waits in its lane."""
-    if not needs_preparing(item) or await driver.run_steps(prepare(driver.machine, item)):
-        await _end_attempt(driver, item, await driver.run_handler(item))
+    machine = driver.machine
+    if not needs_preparing(item) or await driver.run_steps(prepare(machine, item)):
+        error = await driver.run_handler(item)
+        if error is None and is_plain(machine, item):  # as in _end_attempt(), another coroutine less for most events
+            machine.succeed(item)
+            await driver.acknowledge(item)
+            machine.acknowledged(item)
+            driver.attempt_ended(item, None, FINISH)
+        else:
+            await _end_attempt(driver, item, error)
     driver.item_left(item)
 
 
@@ -160,6 +171,8 @@ async def _end_attempt(driver: HandlerDriver, item: WorkItem, error: BaseExcepti
     """Store the outcome of an attempt, and end it."""
     machine = driver.machine
     decided: Decided | None
+    if error is not None:
+        driver.attempt_failed(item, error)
     if error is None and is_plain(machine, item):
         machine.succeed(item)
         await driver.acknowledge(item)
@@ -288,11 +301,11 @@ def _put_behind(machine: HandlerMachine, item: WorkItem, head: int) -> HandlerSt
     assert item.key is not None
     revision = 0
     if item.redrives:
-        letter: DeadLetterRef | None = yield FindDeadLetter(item)
-        if letter is None or letter.status == "closed" or letter.redrives != item.redrives - 1:
+        dead_letter: DeadLetterRef | None = yield FindDeadLetter(item)
+        if dead_letter is None or dead_letter.status == "closed" or dead_letter.redrives != item.redrives - 1:
             return
         # The dead letter counts this request as used, so that the next one has another number.
-        revision = letter.revision
+        revision = dead_letter.revision
     yield WriteDeadLetter(item, None, head, revision)
     yield from _confirm(machine, item, item.key)
 
@@ -315,24 +328,24 @@ def _confirm(machine: HandlerMachine, item: WorkItem, key: str) -> HandlerSteps[
     machine.park(key, head)
     if head != item.sequence:
         return
-    letter: DeadLetterRef | None = yield FindDeadLetter(item)
-    if letter is None or letter.status == "closed":
+    dead_letter: DeadLetterRef | None = yield FindDeadLetter(item)
+    if dead_letter is None or dead_letter.status == "closed":
         yield from _advance(machine, item, key)
-    elif letter.status == "behind":
-        yield RequestRedrive(letter)
+    elif dead_letter.status == "behind":
+        yield RequestRedrive(dead_letter)
 
 
 def _look_up(item: WorkItem) -> HandlerSteps[_Found]:
-    letter: DeadLetterRef | None = yield FindDeadLetter(item)
+    dead_letter: DeadLetterRef | None = yield FindDeadLetter(item)
     if item.redrives:
-        if letter is None or letter.status == "closed":
+        if dead_letter is None or dead_letter.status == "closed":
             return "finished"
-        if letter.redrives != item.redrives - 1 or (yield FindRetry(item)):
+        if dead_letter.redrives != item.redrives - 1 or (yield FindRetry(item)):
             return "elsewhere"
-        item.letter = letter
+        item.dead_letter = dead_letter
         return "run"
-    if letter is not None:
-        return "elsewhere" if letter.status == "closed" else "dead letter"
+    if dead_letter is not None:
+        return "elsewhere" if dead_letter.status == "closed" else "dead letter"
     if (yield FindRetry(item)):
         return "elsewhere"
     parked: ParkedRecord | None = (yield ReadParked(item.key)) if item.key is not None else None
@@ -379,10 +392,10 @@ def _succeed(machine: HandlerMachine, item: WorkItem) -> HandlerSteps[None]:
 
 def _close(machine: HandlerMachine, item: WorkItem) -> HandlerSteps[None]:
     """Close the dead letter of an event that is done, and advance its key."""
-    if item.redrives and (item.letter is None or not (yield CloseDeadLetter(item, item.letter.revision))):
-        letter: DeadLetterRef | None = yield FindDeadLetter(item)
-        if letter is not None and letter.status != "closed":
-            yield CloseDeadLetter(item, letter.revision)
+    if item.redrives and (item.dead_letter is None or not (yield CloseDeadLetter(item, item.dead_letter.revision))):
+        dead_letter: DeadLetterRef | None = yield FindDeadLetter(item)
+        if dead_letter is not None and dead_letter.status != "closed":
+            yield CloseDeadLetter(item, dead_letter.revision)
     # A key with an event in the retry stream is parked, and this worker may not have received its record yet.
     if item.key is not None and (item.key in machine.parked or item.source != "stream"):
         yield from _advance(machine, item, item.key)
@@ -392,13 +405,15 @@ def _give_up(machine: HandlerMachine, item: WorkItem, cause: FailureCause) -> Ha
     yield from _park(machine, item)
     revision = 0
     if item.redrives:
-        letter: DeadLetterRef | None = yield FindDeadLetter(item)
-        revision = letter.revision if letter is not None else 0
-    yield from _store_letter(machine, item, cause, revision)
+        dead_letter: DeadLetterRef | None = yield FindDeadLetter(item)
+        revision = dead_letter.revision if dead_letter is not None else 0
+    yield from _store_dead_letter(machine, item, cause, revision)
     yield from _end(machine, item)
 
 
-def _store_letter(machine: HandlerMachine, item: WorkItem, cause: FailureCause, revision: int) -> HandlerSteps[None]:
+def _store_dead_letter(
+    machine: HandlerMachine, item: WorkItem, cause: FailureCause, revision: int
+) -> HandlerSteps[None]:
     # If it is refused, the dead letter was stored before a crash.
     yield WriteDeadLetter(item, cause, None, revision)
     if item.key is not None and machine.parked.get(item.key) != item.sequence:
@@ -455,7 +470,9 @@ def give_up_undelivered(machine: HandlerMachine, item: WorkItem, cause: FailureC
         yield from _close(machine, item)
     elif machine.limits.has_dead_letters:
         yield from _park(machine, item)
-        yield from _store_letter(machine, item, cause, item.letter.revision if item.letter is not None else 0)
+        yield from _store_dead_letter(
+            machine, item, cause, item.dead_letter.revision if item.dead_letter is not None else 0
+        )
     else:
         yield ReportDropped(item, cause)
         yield from _close(machine, item)
@@ -471,7 +488,7 @@ def advance(key: str, sequence: int) -> Steps[KeyStep, int | None]:
         parked: ParkedRecord | None = yield ReadParked(key)
         if parked is None:
             return None
-        letter: DeadLetterRef | None = yield NextDeadLetter(key)
+        dead_letter: DeadLetterRef | None = yield NextDeadLetter(key)
         if parked.head != sequence:
             if sequence in parked.waiting and sequence > parked.head:
                 # It is done before its turn: an operator has discarded its dead letter.
@@ -479,26 +496,26 @@ def advance(key: str, sequence: int) -> Steps[KeyStep, int | None]:
                 if not (yield WriteParked(key, parked.head, parked.revision, rest)):
                     continue
             # The key was advanced before a crash, which may have prevented the request.
-            if letter is not None and letter.sequence == parked.head and letter.status == "behind":
-                yield RequestRedrive(letter)
+            if dead_letter is not None and dead_letter.sequence == parked.head and dead_letter.status == "behind":
+                yield RequestRedrive(dead_letter)
             return parked.head
         scheduled = min((each for each in parked.waiting if each > sequence), default=None)
-        if scheduled is not None and (letter is None or scheduled < letter.sequence):
+        if scheduled is not None and (dead_letter is None or scheduled < dead_letter.sequence):
             # The server delivers its retry when it is due.
             if (yield WriteParked(key, scheduled, parked.revision, parked.waiting)):
                 return scheduled
-        elif letter is None:
+        elif dead_letter is None:
             if (yield DropParked(key, parked.revision)):
                 return None
         else:
             waiting = parked.waiting
-            if letter.sequence < sequence:
+            if dead_letter.sequence < sequence:
                 # A worker died before it wrote the record for this dead letter. Events up to ``sequence`` are done; a
                 # record that named them after its new head would wait for them.
                 waiting = tuple(each for each in waiting if each > sequence)
-            if (yield WriteParked(key, letter.sequence, parked.revision, waiting)):
-                yield RequestRedrive(letter)
-                return letter.sequence
+            if (yield WriteParked(key, dead_letter.sequence, parked.revision, waiting)):
+                yield RequestRedrive(dead_letter)
+                return dead_letter.sequence
 
 
 def restore(key: str) -> Steps[KeyStep, bool]:
@@ -513,9 +530,9 @@ def restore(key: str) -> Steps[KeyStep, bool]:
     if first is None or not (yield WriteParked(key, first.sequence, 0, (first.sequence,))):
         return False
     # A worker may have closed it in the meantime, or written an earlier one.
-    letter: DeadLetterRef | None = yield NextDeadLetter(key)
-    if letter is None or letter.sequence != first.sequence:
+    dead_letter: DeadLetterRef | None = yield NextDeadLetter(key)
+    if dead_letter is None or dead_letter.sequence != first.sequence:
         yield from advance(key, first.sequence)
-    elif letter.status == "behind":
-        yield RequestRedrive(letter)
+    elif dead_letter.status == "behind":
+        yield RequestRedrive(dead_letter)
     return True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from jetspark.app.contracts.envelope import Decoded
@@ -13,10 +13,10 @@ from jetspark.app.handlers.retry import Decided, GiveUp, Skip, WaitHere, WaitLon
 from jetspark.app.telemetry import (
     AttemptOutcome,
     AttemptResult,
+    DeadLetterChange,
     HandlerAttempt,
     HandlerObserver,
     HeldEvents,
-    LetterChange,
 )
 
 if TYPE_CHECKING:
@@ -59,9 +59,12 @@ class HandlerReports:
         self._running[item] = attempt, self._loop.time()
         self._call("on_started", attempt)
 
-    def ended(self, item: WorkItem, error: BaseException | None) -> None:
-        """The handler's own code ended, with ``error`` or without."""
+    async def observe(self, item: WorkItem, call: Awaitable[BaseException | None]) -> BaseException | None:
+        """Await a call of the handler's own code, and report its start; returns the call's result."""
+        self.started(item)
+        error = await call
         self._ended[item] = self._loop.time(), error
+        return error
 
     def batch_started(self, items: Iterable[WorkItem]) -> None:
         for item in items:
@@ -95,12 +98,14 @@ class HandlerReports:
         error: BaseException | None = None,
         retry_in_s: float | None = None,
     ) -> None:
-        end = self._ended.pop(item) if item in self._ended else (self._loop.time(), None)
-        if item in self._running:
-            (ended, last_error), (attempt, began) = end, self._running.pop(item)
+        ended = self._ended.pop(item, None)
+        running = self._running.pop(item, None)
+        if running is not None:
+            attempt, began = running
+            ended_at, last_error = (self._loop.time(), None) if ended is None else ended
             result = AttemptResult(
                 outcome=outcome,
-                seconds=ended - began,
+                seconds=ended_at - began,
                 error=last_error if error is None else error,
                 retry_in_s=retry_in_s,
             )
@@ -116,7 +121,7 @@ class HandlerReports:
             status = "closed"
         elif isinstance(step, WriteDeadLetter):
             status = "open" if step.behind is None else "behind"
-        change = LetterChange(
+        change = DeadLetterChange(
             app=self._app.name,
             handler=self._spec.name,
             key=item.key,
@@ -126,7 +131,7 @@ class HandlerReports:
             error=None if cause is None else cause.error,
             attempts=item.attempts,
         )
-        self._call("on_letter", change)
+        self._call("on_dead_letter", change)
 
     def held(self, held: HeldEvents) -> None:
         self._call("on_held", held)

@@ -258,7 +258,7 @@ class LiveEngine:
         await patiently(
             lambda: write_unreadable(self._js, self._app.name, message, failures), patience_s=FOR_EVER_S, pause=PAUSE
         )
-        self.counts.letters += 1
+        self.counts.dead_letters += 1
 
     # ---- writing -----------------------------------------------------------------------------------------------
 

@@ -77,7 +77,7 @@ class LiveCounts:
     """Values written."""
     conflicts: int = 0
     """Keys that another writer had changed; their events were folded again."""
-    letters: int = 0
+    dead_letters: int = 0
     """Dead letters written."""
     restarts: int = 0
     position: int = 0

@@ -29,7 +29,7 @@ async def write_unreadable(js: JetStream, app: str, message: JetStreamMessage, f
     is_death = isinstance(error, FoldDied)
     cause = FailureCause.of_crash(str(error)) if is_death else FailureCause.of(error, is_transient=False)
     names = ", ".join(sorted({name for failure in failures for name in failure.projections}))
-    letter = StoredEvent(
+    dead_letter = StoredEvent(
         handler=HANDLER,
         key=None,
         origin=origin,
@@ -42,7 +42,7 @@ async def write_unreadable(js: JetStream, app: str, message: JetStreamMessage, f
         failed=utc_now().isoformat(timespec="milliseconds").replace("+00:00", "Z"),
     )
     subject = dead_letter_subject(app, HANDLER, None, origin)
-    forms = [letter, letter.shortened(), letter.shortened().stripped()]
+    forms = [dead_letter, dead_letter.shortened(), dead_letter.shortened().stripped()]
     while forms:
         each = forms.pop(0)
         try:

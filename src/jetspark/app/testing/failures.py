@@ -48,7 +48,7 @@ class Scenario:
     observer: RunObserver
     has_happened: bool = True
     """False if the failure could not be caused; it then proves nothing."""
-    letter_problems: list[str] = field(default_factory=list)
+    dead_letter_problems: list[str] = field(default_factory=list)
     """Problems with dead letters found during the run."""
     run_problem: str = ""
     """The first event was not run as often as it had to be."""
@@ -271,14 +271,14 @@ async def _poison(scenario: Scenario) -> None:
     runs = scenario.hook(reject)
     await scenario.publish()
     await scenario.finish()
-    letters = scenario.test.dead_letters
-    opened = [each for each in letters if each.status == "open"]
+    dead_letters = scenario.test.dead_letters
+    opened = [each for each in dead_letters if each.status == "open"]
     if len(opened) != len(hit) or any(each.origin.sequence != 1 for each in opened):
         found = ", ".join(f"{each.handler} {each.origin.sequence}" for each in opened) or "none"
-        scenario.letter_problems.append(f"expected one of event 1 for each handler, found {found}")
-    for each in letters:
-        if each.status == "behind" and each.key != letters[0].key:
-            scenario.letter_problems.append(
+        scenario.dead_letter_problems.append(f"expected one of event 1 for each handler, found {found}")
+    for each in dead_letters:
+        if each.status == "behind" and each.key != dead_letters[0].key:
+            scenario.dead_letter_problems.append(
                 f"event {each.origin.sequence} of key {each.key!r} waits behind another key"
             )
     is_mended = True
@@ -300,7 +300,7 @@ async def _no_event(scenario: Scenario) -> None:
     await scenario.finish()
     discarded = await scenario.test.discard()
     if discarded != len(hit):
-        scenario.letter_problems.append(f"expected one for each of {len(hit)} handlers, found {discarded}")
+        scenario.dead_letter_problems.append(f"expected one for each of {len(hit)} handlers, found {discarded}")
     await scenario.finish()
 
 

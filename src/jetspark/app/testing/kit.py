@@ -209,8 +209,8 @@ class TestApp:
     @property
     def dead_letters(self) -> list[StoredEvent]:
         """Letters that are not closed, oldest first."""
-        letters = self._stage.drive(read_dead_letters(self._client.js, self.app, DeadLetterFilter()))
-        return [each.letter for each in letters]
+        dead_letters = self._stage.drive(read_dead_letters(self._client.js, self.app, DeadLetterFilter()))
+        return [each.dead_letter for each in dead_letters]
 
     # ---- what goes wrong ---------------------------------------------------------------------------------------
 

@@ -35,7 +35,7 @@ class ObservedRun:
     """The contents that attempts wrote under each id, whether the write was stored or a duplicate."""
     state: dict[str, bytes]
     """The values of its buckets, by bucket and key."""
-    letters: list[str]
+    dead_letters: list[str]
     order_problem: str | None
     starts: int
     end: str
@@ -90,7 +90,7 @@ class RunObserver:
             published=published,
             written=self._written,
             state=self._state(model),
-            letters=[_letter_text(each) for each in test.dead_letters],
+            dead_letters=[_dead_letter_text(each) for each in test.dead_letters],
             order_problem=self.order_problem(sequences),
             starts=self.starts,
             end=end,
@@ -137,6 +137,8 @@ def _text(body: bytes) -> str:
         return repr(body)
 
 
-def _letter_text(letter: StoredEvent) -> str:
-    cause = f"{letter.cause.error}: {letter.cause.message}" if letter.cause is not None else "behind another"
-    return f"{letter.handler} of {letter.subject} ({cause})"
+def _dead_letter_text(dead_letter: StoredEvent) -> str:
+    cause = (
+        f"{dead_letter.cause.error}: {dead_letter.cause.message}" if dead_letter.cause is not None else "behind another"
+    )
+    return f"{dead_letter.handler} of {dead_letter.subject} ({cause})"

@@ -22,7 +22,7 @@ from jetspark.errors import ConfigError, RequestTimeout
 
 __all__ = ["COLUMNS", "ReliabilityReport", "ReliabilityRow", "UnreliableHandler", "check_reliability"]
 
-COLUMNS = ("effects", "published", "state", "letters", "order", "end")
+COLUMNS = ("effects", "published", "state", "dead_letters", "order", "end")
 """The table's columns: effects outside the application, published events, buckets, dead letters, order of keys, and the
 end of all work."""
 
@@ -59,10 +59,11 @@ class ReliabilityReport:
 
     def __str__(self) -> str:
         width = max((len(row.name) for row in self.rows), default=0)
-        lines = [f"{'':{width}}  {'  '.join(f'{each:9}' for each in COLUMNS)}  attempts"]
+        widths = {column: max(len(column), 9) for column in COLUMNS}
+        lines = [f"{'':{width}}  {'  '.join(f'{column:{widths[column]}}' for column in COLUMNS)}  attempts"]
         for row in self.rows:
-            cells = (_word(row.cells.get(column)) for column in COLUMNS)
-            lines.append(f"{row.name:{width}}  {'  '.join(f'{each:9}' for each in cells)}  {row.attempts:8}")
+            cells = [f"{_word(row.cells.get(column)):{widths[column]}}" for column in COLUMNS]
+            lines.append(f"{row.name:{width}}  {'  '.join(cells)}  {row.attempts:8}")
         return "\n".join(line.rstrip() for line in lines)
 
 
@@ -189,7 +190,7 @@ def _judge(failure: NamedFailure, observed: ObservedRun, calm: ObservedRun) -> R
         "effects": _effects(observed, calm, may_repeat=failure.may_repeat),
         "published": _published(observed, calm),
         "state": _state(observed, calm),
-        "letters": "; ".join(scenario.letter_problems + _letters(observed)),
+        "dead_letters": "; ".join(scenario.dead_letter_problems + _dead_letters(observed)),
         "order": observed.order_problem,
         "end": "; ".join(each for each in (observed.end, scenario.run_problem) if each),
     }
@@ -242,5 +243,9 @@ def _state(observed: ObservedRun, calm: ObservedRun) -> str | None:
     )
 
 
-def _letters(observed: ObservedRun) -> list[str]:
-    return [f"{len(observed.letters)} instead of none: {'; '.join(observed.letters)}"] if observed.letters else []
+def _dead_letters(observed: ObservedRun) -> list[str]:
+    return (
+        [f"{len(observed.dead_letters)} instead of none: {'; '.join(observed.dead_letters)}"]
+        if observed.dead_letters
+        else []
+    )

@@ -76,7 +76,7 @@ class StepReader:
             for place in app.topology().consumers
         }
         self._bucket = f"$KV.{app.spec.handler_bucket}."
-        self._letters = f"dlq.{app.name}."
+        self._dead_letters = f"dlq.{app.name}."
         self._retries = f"retry.{app.name}."
         self._transactions = {f"$KV.{spec.bucket}.": spec.name for spec in app.handlers.values() if spec.bucket}
 
@@ -87,7 +87,7 @@ class StepReader:
             return self._ack(subject.split("."), message.data)
         if subject.startswith(self._bucket):
             return _record(subject.removeprefix(self._bucket).split("."), message)
-        if subject.startswith(self._letters):
+        if subject.startswith(self._dead_letters):
             is_closed = _header(message, f"{PREFIX}Status") == "closed"
             return SeenStep("CloseDeadLetter" if is_closed else "WriteDeadLetter", subject.split(".")[2])
         if subject.startswith(self._retries):

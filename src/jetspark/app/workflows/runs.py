@@ -30,7 +30,7 @@ __all__ = ["RunRetry", "WorkflowRun", "WorkflowRuns"]
 class RunRetry:
     """The way in which a stuck run continues."""
 
-    letters: int = 0
+    dead_letters: int = 0
     """Dead letters of it that are handled again."""
     results: RedriveResults | None = None
     """The outcomes of the redriven dead letters, if the call waited for them."""
@@ -154,14 +154,14 @@ class WorkflowRuns:
             UsageError: A redrive is under way.
         """
         seconds("wait_s", wait_s)
-        letters, results = 0, None
+        dead_letters, results = 0, None
         for handler in (self._spec.name, f"{self._spec.name}-commands"):
             chosen = DeadLetterFilter(handler=handler, where=(("key", key),))
             if await read_dead_letters(self._writer.js, self._app, chosen):
                 progress = await run_redrive(self._writer.js, self._app, chosen, wait_s=wait_s)
-                letters, results = letters + progress.requested + progress.behind, progress.results
-        if letters:
-            return RunRetry(letters=letters, results=results)
+                dead_letters, results = dead_letters + progress.requested + progress.behind, progress.results
+        if dead_letters:
+            return RunRetry(dead_letters=dead_letters, results=results)
         record: RunRecord | None = await self._entities.get(key)
         if record is None:
             raise ConfigError(f"workflow {self._spec.name!r} has no run {key!r}; `jetspark workflow ls` lists them")
