@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
@@ -12,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from jetspark.errors import StoreRefused
+from jetspark.errors import ConfigError, StoreRefused
 
 __all__ = ["SCRATCH", "FolderStore", "StoredFile"]
 
@@ -68,6 +69,13 @@ class FolderStore:
                 os.link(scratch, target)
             except FileExistsError:
                 return False
+            except OSError as error:
+                if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS):
+                    raise
+                raise ConfigError(
+                    f"archive {self.uri}: its file system has no hard links, which commits need ({error.strerror}); "
+                    "use a folder on another one, or an object store"
+                ) from error
             _sync(target.parent)
             return True
 
@@ -112,7 +120,7 @@ class FolderStore:
     def _listed(self, prefix: str, after: str) -> list[StoredFile]:
         found = []
         with self._translated(prefix):
-            for folder, _, names in os.walk(self._root / prefix):
+            for folder, _, names in os.walk(self._root / prefix, onerror=_unless_missing):
                 for name in names:
                     path = Path(folder, name)
                     relative = path.relative_to(self._root).as_posix()
@@ -145,8 +153,13 @@ class FolderStore:
             raise StoreRefused(self.uri, f"{what}; give a folder that this user may write and that has room") from error
 
 
+def _unless_missing(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise error
+
+
 def _sync(path: Path) -> None:
-    """Make a file, or the names in a folder, survive a loss of power: what is trimmed from the stream is only here."""
+    """Make a file, or the names in a folder, survive a loss of power: a trimmed stream has no other copy."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

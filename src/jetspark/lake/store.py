@@ -77,7 +77,7 @@ class FileStore(Protocol):
         """The names of the folders in a folder, sorted."""
 
     def delete(self, paths: Iterable[str]) -> None:
-        """Delete files; those that do not exist are ignored."""
+        """Delete files. Missing ones are ignored."""
 
 
 def open_store(uri: str, options: Mapping[str, str] | None = None) -> FileStore:
@@ -86,7 +86,7 @@ def open_store(uri: str, options: Mapping[str, str] | None = None) -> FileStore:
     Args:
         uri: A folder, ``file://…``, ``s3://bucket/…``, ``abfss://container@account.dfs.core.windows.net/…``,
             ``gs://bucket/…``.
-        options: Keys of object_store, such as ``aws_endpoint``; what is missing comes from the environment.
+        options: Keys of object_store, such as ``aws_endpoint``. The environment supplies the others.
 
     Raises:
         ConfigError: The URI or an option cannot be used.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,6 +28,8 @@ from jetspark.lake.reply_subjects import stream_offsets
 from jetspark.lake.rows import texts
 
 __all__ = ["KV_SCHEMA", "PROJECTION_SCHEMA", "SCHEMA", "Columns", "check_schema"]
+
+_logger = logging.getLogger("jetspark.spark")
 
 SCHEMA = StructType(
     [
@@ -138,5 +141,9 @@ class Columns:
             case "stream_created":
                 return pa.repeat(pa.scalar(self._created, field.type), len(messages))
             case "headers" if self._has_headers:
-                return header_columns([each.raw_headers for each in messages])[0]
+                maps, _ = header_columns([each.raw_headers for each in messages])
+                if maps.null_count:
+                    # The server stores any header block; a publisher's mistake must not end queries.
+                    _logger.warning("stream %s: %d header blocks cannot be decoded: null", stream, maps.null_count)
+                return maps
         return pa.nulls(len(messages), field.type)
