@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from importlib import metadata
 
-__all__ = ["SPARK", "Extra"]
+__all__ = ["LAKE", "SPARK", "Extra"]
 
 _of_extra = re.compile(r"([A-Za-z0-9._-]+)[^;]*; *extra *== *['\"]([a-z]+)['\"]").fullmatch
 
@@ -34,4 +34,4 @@ class Extra:
         return [distribution for distribution, version in self.versions().items() if version is None]
 
 
-SPARK = Extra("spark")
+SPARK, LAKE = Extra("spark"), Extra("lake")

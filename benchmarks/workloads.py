@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.app_publish import APP_PUBLISH
+from benchmarks.archive import ARCHIVE
 from benchmarks.atomic_batches import ATOMIC_10, ATOMIC_100, ATOMIC_1000
 from benchmarks.batcher import BATCHER, BATCHER_INGEST
 from benchmarks.commands import COMMAND, COMMAND_64, COMMAND_64_REPLICATED, COMMAND_REPLICATED
@@ -53,6 +54,7 @@ WORKLOADS: dict[str, Workload] = {
         SPARK_EVENTS,
         SPARK_WRITE,
         HYBRID_READ,
+        ARCHIVE,
         PROJECTION_LIVE,
         PROJECTION_LATENCY,
         PROJECTION_SPARK,

@@ -73,7 +73,7 @@ def flagged(spark: SparkSession, count: int, partitions: int = 2) -> DataFrame:
 def letters_of(server: NatsServer) -> list[Any]:
     async def found() -> list[Any]:
         async with app.connect(server.url) as client:
-            return [each.letter for each in await read_dead_letters(client.js, app, DeadLetterFilter())]
+            return [each.dead_letter for each in await read_dead_letters(client.js, app, DeadLetterFilter())]
 
     return asyncio.run(found())
 
