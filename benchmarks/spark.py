@@ -29,7 +29,7 @@ from jetspark.jetstream.config import StreamConfig
 if TYPE_CHECKING:
     from jetspark.spark.types import DataFrame, SparkSession
 
-__all__ = ["SPARK_READ", "SPARK_READ_LARGE", "SPARK_WRITE"]
+__all__ = ["MEMORY", "SPARK_READ", "SPARK_READ_LARGE", "SPARK_WRITE", "WARM_READS", "filled", "session_of"]
 
 # Half a gigabyte of the largest messages a server takes by default: more than a worker may hold.
 LARGE_BYTES, LARGE_COUNT = 1 << 20, 512
@@ -42,7 +42,7 @@ MEMORY = Metric("python_mib", "MiB", better="lower")
 
 
 @contextlib.contextmanager
-def _session(cores: int) -> Iterator[SparkSession]:
+def session_of(cores: int) -> Iterator[SparkSession]:
     from jetspark.spark import session
 
     spark = session("jetspark-bench", cores=cores)
@@ -53,7 +53,7 @@ def _session(cores: int) -> Iterator[SparkSession]:
 
 
 @contextlib.contextmanager
-def _filled(job: Job) -> Iterator[str]:
+def filled(job: Job) -> Iterator[str]:
     """A stream with the messages of a job."""
     name = job.subject.replace(".", "-")
     payload = payload_of(job.payload_bytes)
@@ -75,7 +75,7 @@ def _read(spark: SparkSession, job: Job, stream: str) -> DataFrame:
 
 
 def _reading(job: Job, *, cores: int = 2, is_warm: bool = True) -> Values:
-    with _filled(job) as stream, _session(cores) as spark:
+    with filled(job) as stream, session_of(cores) as spark:
 
         def read() -> float:
             started = perf_counter()
@@ -107,7 +107,7 @@ def bare_read(job: Job) -> Values:
 def _writing(job: Job, partitions: int = 2, **options: str) -> Values:
     payload = payload_of(job.payload_bytes).decode()
     columns = [f"'{job.subject}' AS subject", f"CAST('{payload}' AS binary) AS data"]
-    with stream_for(job, allow_batched=True), _session(2) as spark:
+    with stream_for(job, allow_batched=True), session_of(2) as spark:
         for count in (rounds := Rounds(job)):
             rows = spark.range(0, count, 1, partitions).selectExpr(*columns)
             rounds.begin()

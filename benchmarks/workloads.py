@@ -11,6 +11,7 @@ from benchmarks.core_subscribe import CORE_SUBSCRIBE
 from benchmarks.entities import ENTITY_64
 from benchmarks.fast_ingest import FAST_INGEST
 from benchmarks.handlers import HANDLER, HANDLER_ONCE
+from benchmarks.hybrid import HYBRID_READ
 from benchmarks.js_publish_async import JS_PUBLISH_ASYNC
 from benchmarks.js_pull import JS_PULL, JS_PULL_ACK
 from benchmarks.objects import OBJECT_GET, OBJECT_PUT
@@ -51,6 +52,7 @@ WORKLOADS: dict[str, Workload] = {
         SPARK_READ_LARGE,
         SPARK_EVENTS,
         SPARK_WRITE,
+        HYBRID_READ,
         PROJECTION_LIVE,
         PROJECTION_LATENCY,
         PROJECTION_SPARK,

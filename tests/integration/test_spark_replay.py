@@ -118,6 +118,7 @@ class Interrupted:
     def __init__(self, engine: ReplayEngine, ranges: int) -> None:
         self._engine, self._left = engine, ranges
         self.compare, self.survey, self.fold_on = engine.compare, engine.survey, engine.fold_on
+        self.archive = engine.archive
 
     async def fold_into(self, bucket: str, part: Extent) -> RangeFold:
         if not self._left:
@@ -219,11 +220,11 @@ def test_values_beyond_what_spark_has_read_are_compared_at_their_own_events(
 ) -> None:
     """As when events come, and are folded by a live worker, after Spark has planned what it reads."""
     from jetspark.spark.engine import comparison
-    from jetspark.spark.engine.reached_positions import front_head
+    from jetspark.spark.engine.reached_positions import whole_head
 
     publish(bank, projected.messages(600))
     backfill(app, spark, server.url, projections=["accounts"])
-    monkeypatch.setattr(comparison, "front_head", lambda *given: dataclasses.replace(front_head(*given), next=401))
+    monkeypatch.setattr(comparison, "whole_head", lambda *given: dataclasses.replace(whole_head(*given), next=401))
     live = ask(server, lambda js: verify(js, app, "accounts", VerifyOptions(to_seq=300)))
     found = ask(server, lambda js: verify(js, app, "accounts", VerifyOptions(to_seq=300), engine=engine))
     assert (found.to_dict(), found.is_equal, found.boundary) == (live.to_dict(), True, 300)

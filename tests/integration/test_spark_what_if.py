@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from support import fulfilment as shop
 from support.apps import until
+from support.archive_ranges import archive_stream
 from support.brief_shop import PAYMENT_S, app
 from support.fulfilment import Paid, Placed
 from typer.testing import CliRunner
@@ -91,3 +92,32 @@ def test_spark_lists_what_the_live_engine_lists_and_nothing_for_the_same_code(
     frame = what_if(app, spark, server.url, workflow="fulfilment", code=tmp_path / "new.py")
     assert frame.where("diverged is not null").count() >= RUNS // 3
     assert js.stream(app.stream).info().state.last_sequence == before  # nothing was written
+
+
+def test_a_what_if_compares_the_past_of_the_archive_on_both_engines(
+    spark: SparkSession, server: NatsServer, js: JetStream, tmp_path: Path
+) -> None:
+    asyncio.run(live_through(server.url))
+    lake = str(tmp_path / "lake")
+    (tmp_path / "new.py").write_text(SAME.replace('Flow("shipped")', 'Flow("sent")'))
+
+    def ask_both(*more: str) -> list[Any]:
+        where = ["what-if", "support.brief_shop:app", "fulfilment", "--servers", server.url, "--json"]
+        answers = []
+        for engine in ("live", "spark"):
+            words = [*where, "--code", str(tmp_path / "new.py"), "--engine", engine, *more]
+            result = CliRunner().invoke(cli, words)
+            assert result.exit_code in (0, 3), (result.output, result.exception)
+            answers.append(json.loads(result.stdout))
+        return answers
+
+    stream = js.stream(app.stream)
+    last = stream.info().state.last_sequence
+    middle, end = str(last // 3), str(2 * last // 3)
+    [before, _] = ask_both("--from-seq", middle, "--to-seq", end)
+    archive_stream(js, lake, app.stream, until=last // 2, files=2)
+    stream.purge(up_to_sequence=last // 2 - 1)
+    assert ask_both("--from-seq", middle, "--to-seq", end, "--archive", lake) == [before, before]
+    archive_stream(js, lake, app.stream)
+    js.delete_stream(app.stream)
+    assert ask_both("--from-seq", middle, "--to-seq", end, "--archive", lake) == [before, before]

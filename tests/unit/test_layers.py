@@ -74,6 +74,7 @@ APP_ROOMS = (
     "settings",
     "telemetry",
     "spec",
+    "archive_reading",
     "projections",
     "columns",
     "extents",

@@ -20,8 +20,8 @@ from jetspark.state.scan import Head
 __all__ = ["Extent", "ReplayRequest", "check_is_whole", "check_keys", "extent_of"]
 
 _REMEDY = (
-    "events that are gone cannot be replayed; begin at or after the first, restore the stream from a backup, or "
-    "rebuild with the states of a bucket that has them (jetspark rebuild --from-bucket)"
+    "events that are gone cannot be replayed; begin at or after the first, read them from an archive of the stream "
+    "(--archive), or rebuild with the states of a bucket that has them (jetspark rebuild --from-bucket)"
 )
 
 
@@ -143,6 +143,7 @@ def check_is_whole(extent: Extent, head: Head) -> None:
     Raises:
         DataLoss: The stream begins behind the first sequence of the range, so events of the range may be gone.
     """
-    if not extent.is_empty and extent.first < head.whole_from:
+    loss = head.first_loss(extent.first, extent.last + 1)
+    if loss is not None:
         lost = f"the range {extent.first} to {extent.last} is not all there: {_REMEDY}"
-        raise DataLoss(extent.stream, extent.first, head.first, lost)
+        raise DataLoss(extent.stream, loss.start, loss.stop, lost)

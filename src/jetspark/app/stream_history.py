@@ -1,32 +1,39 @@
-"""A stream as a range of sequences: its extent, its losses, and its messages in order, at a bounded rate."""
+"""A stream as a range of sequences: its extent, its losses, and its messages in order, at a bounded rate.
+
+With an archive, the history is one of both (:mod:`jetspark.lake.hybrid`). It may outlive the stream: of a stream that
+was deleted the archive has all that is left.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import datetime
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, suppress
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from jetspark.aio import clock
 from jetspark.aio.context import context_of
 from jetspark.aio.jetstream import JetStream
-from jetspark.aio.steps import ProcedureRunner
 from jetspark.aio.stream import Stream
+from jetspark.app.archive_reading import archives_of, first_at, hybrid_pieces, scanned, whole_head
 from jetspark.app.extents import Extent, ReplayRequest, check_is_whole, extent_of
-from jetspark.app.projections.router import Recorded, recorded_delivery
+from jetspark.app.projections.router import Recorded, recorded
 from jetspark.core import numbers
 from jetspark.core.subjects import matches, on_one_of, reading_filters
-from jetspark.errors import MessageNotFound
+from jetspark.errors import MessageNotFound, StreamNotFound
 from jetspark.jetstream.info import StoredMessage, StreamInfo
-from jetspark.state.deliveries import delivery, sequences_of
+from jetspark.jetstream.wire import parse_time
+from jetspark.state.deliveries import sequence_of, sequences_of
 from jetspark.state.losses import first_ever, front_of
-from jetspark.state.scan import Head, Range, RangeScan, sequence_at
+from jetspark.state.scan import Head, Range
 
-__all__ = ["Portion", "ReadingRate", "StreamHistory", "recorded"]
+if TYPE_CHECKING:
+    from jetspark.lake.hybrid import HybridHead
+    from jetspark.lake.reading import ArchiveReader, ArchiveRoot
 
-# How long a read waits for the next message: it covers a restart and the election of a leader.
-PATIENCE_S = 60.0
+__all__ = ["ArchivedPart", "Portion", "ReadingRate", "StreamFacts", "StreamHistory"]
 
 
 class Portion(NamedTuple):
@@ -73,14 +80,41 @@ class ReadingRate:
         await asyncio.sleep(max(0.0, self._began + self._passed / self._rate - clock.now()))
 
 
+class StreamFacts(NamedTuple):
+    """A stream at one moment, or its archive if the stream does not exist any more."""
+
+    created: datetime.datetime | None
+    first: int
+    """The sequence of the first message that the stream ever had."""
+    last: int
+
+
+class ArchivedPart(NamedTuple):
+    """The part of a range that is in an archive."""
+
+    following: int
+    """The first sequence of the range that is not."""
+    times: tuple[datetime.datetime, ...]
+    """When its first and its last message were stored; empty without a message."""
+    gaps: list[tuple[int, int]]
+    """First and last of deleted sequences."""
+
+
 class StreamHistory:
     """A stream as a range of sequences, read from its beginning."""
 
     def __init__(
-        self, js: JetStream, stream: str, filters: Sequence[str], reading: Sequence[str] | None = None
+        self,
+        js: JetStream,
+        stream: str,
+        filters: Sequence[str],
+        reading: Sequence[str] | None = None,
+        *,
+        archive: ArchiveRoot | str | None = None,
     ) -> None:
         """``reading`` has the filters for the server, where the caller has chosen them."""
-        self.js, self._stream = js, stream
+        self.js, self.name = js, stream
+        self._archives = archives_of(archive)
         self.filters = tuple(filters)
         # The server may send more than these filters match; the rest is left out here.
         self._server_filters = tuple(reading_filters(filters) if reading is None else reading)
@@ -89,32 +123,68 @@ class StreamHistory:
         """The sequence of the first event that the stream ever had on these filters; 0 if unknown."""
 
     async def stream(self) -> Stream:
-        return await self.js.stream(self._stream)
+        return await self.js.stream(self.name)
 
     async def info(self) -> StreamInfo:
         """The stream's current state, from the server."""
         return await (await self.stream()).info()
 
+    async def facts(self) -> StreamFacts:
+        """The stream's creation time, and its first and last sequence ever.
+
+        Raises:
+            StreamNotFound: The stream does not exist and has no archive.
+        """
+        try:
+            info = await self.info()
+        except StreamNotFound:
+            alone = await self._alone()
+            if alone is None:
+                raise
+            # Streams begin at 1 unless they were configured otherwise, which is unknown by now.
+            return StreamFacts(parse_time(alone.created), 1, alone.next - 1)
+        return StreamFacts(info.created, first_ever(info.config), info.state.last_sequence)
+
     async def head(self, anchor: int | None = None) -> Head:
-        """The stream's first and last sequence, and how much of its front may be lost.
+        """The first and last sequence of the history, and how much of its front may be lost.
 
         ``anchor`` is the sequence of an event that was read.
         """
-        context, info = context_of(self.js), await self.info()
-        return await context.run(front_of(context.api, info, self.first_event if anchor is None else anchor))
+
+        async def look(anchor: int) -> Head:
+            context = context_of(self.js)
+            return await context.run(front_of(context.api, await self.info(), anchor))
+
+        return await whole_head(self._archives, self.name, look, self.first_event if anchor is None else anchor)
 
     async def last(self) -> int:
         """The last sequence of the stream."""
-        return (await self.info()).state.last_sequence
+        return (await self.facts()).last
 
     async def last_event(self) -> int:
         """The sequence of the last message on one of the filters; 0 without a message."""
-        stream = await self.stream()
-        found = [0]
-        for subject in self.filters:
-            with suppress(MessageNotFound):
-                found.append((await stream.get_message(last_for=subject, direct=False)).sequence)
+        found, archived = [0], await self._archived_head()
+        if archived is None or not archived.is_deleted:
+            stream = await self.stream()
+            for subject in self.filters:
+                with suppress(MessageNotFound):
+                    found.append((await stream.get_message(last_for=subject, direct=False)).sequence)
+        if archived is not None and max(found) < archived.archive.position.next:
+            found.append(await asyncio.to_thread(archived.archive.last_on, self.filters))
         return max(found)
+
+    async def archived(self, extent: Extent) -> ArchivedPart | None:
+        """The part of a range that is in the archive; None without an archive."""
+        head = await self._archived_head()
+        if head is None:
+            return None
+
+        def describe(archive: ArchiveReader) -> ArchivedPart:
+            start, end = extent.first, min(extent.last + 1, archive.position.next)
+            gaps = [(each.start, each.stop - 1) for each in archive.deleted(start, end)]
+            return ArchivedPart(max(start, archive.position.next), archive.times(start, end), gaps)
+
+        return await asyncio.to_thread(describe, head.archive)
 
     async def extent(self, request: ReplayRequest) -> Extent:
         """The sequences of a request.
@@ -122,9 +192,9 @@ class StreamHistory:
         Raises:
             DataLoss: Some of them are gone.
         """
-        head, first = await self.head(), first_ever((await self.info()).config)
-        since = None if request.since is None else await self._sequence_at(head, request.since)
-        until = None if request.until is None else await self._sequence_at(head, request.until)
+        head, first = await self.head(), (await self.facts()).first
+        since = None if request.since is None else await first_at(self.js, head, request.since)
+        until = None if request.until is None else await first_at(self.js, head, request.until)
         return extent_of(request, head, first, since_seq=since, until_seq=until)
 
     async def whole(self, last: int | None = None) -> Extent:
@@ -152,7 +222,7 @@ class StreamHistory:
         Raises:
             DataLoss: Some of them are gone.
         """
-        begin = max(first, first_ever((await self.info()).config))
+        begin = max(first, (await self.facts()).first)
         found = Extent(stream=extent.stream, created=extent.created, first=begin, last=last)
         check_is_whole(found, await self.head())
         return found
@@ -182,10 +252,9 @@ class StreamHistory:
         is_kept = not may_lack and (await self.head()).kept_from is not None
         is_early = may_lack or is_kept
         part = Range(extent.stream, extent.created, extent.first, extent.last + 1, self._server_filters, is_early)
-        scan = RangeScan(part, timeout_s=PATIENCE_S, loss_remedy="it was removed while it was read")
         size, is_wanted = None if pace is None else pace.portion, self._is_wanted
         first_read = 0
-        async with aclosing(ProcedureRunner(self.js).pieces(scan)) as pieces:
+        async with aclosing(await self._pieces(part)) as pieces:
             async for piece in pieces:
                 for begin in range(0, len(piece), size or len(piece)):
                     portion = piece[begin : begin + (size or len(piece))]
@@ -194,27 +263,25 @@ class StreamHistory:
                     # First of all, because most work on a message is wasted if its subject is not wanted.
                     mine = portion if is_wanted is None else [each for each in portion if is_wanted(each.subject)]
                     if is_kept and not first_read and mine:
-                        first_read = _sequence(mine[0])
+                        first_read = sequence_of(mine[0])
                     if subject is not None:
                         mine = [each for each in mine if matches(subject, each.subject)]
-                    yield Portion(mine, len(portion), _sequence(portion[-1]))
+                    yield Portion(mine, len(portion), sequence_of(portion[-1]))
                     await asyncio.sleep(0)  # decoding takes a while; let other tasks run
         if first_read:
             check_is_whole(extent, await self.head(first_read))
 
-    async def _sequence_at(self, head: Head, moment: datetime.datetime) -> int:
-        """The sequence of the first message stored at or after a moment; without one, the next sequence."""
-        context = context_of(self.js)
-        return await context.run(sequence_at(context.api, head, moment))
+    async def _pieces(self, part: Range) -> AsyncGenerator[list[Any], None]:
+        head = await self._archived_head()
+        if head is None:
+            return scanned(self.js, part)
+        return hybrid_pieces(self.js, dataclasses.replace(head.range_of(part), is_kept=part.is_earliest))
 
+    async def _archived_head(self) -> HybridHead | None:
+        if self._archives is None:
+            return None
+        head = await self.head()
+        return cast("HybridHead", head)
 
-def _sequence(message: Any) -> int:
-    return message.sequence if isinstance(message, StoredMessage) else delivery(message).sequence
-
-
-def recorded(message: Any) -> Recorded:
-    if isinstance(message, StoredMessage):
-        moment = message.timestamp - datetime.datetime.fromtimestamp(0, datetime.UTC)
-        time_us = moment // datetime.timedelta(microseconds=1)
-        return Recorded(message.sequence, message.subject, message.data, message.headers, time_us)
-    return recorded_delivery(message)
+    async def _alone(self) -> HybridHead | None:
+        return None if self._archives is None else await asyncio.to_thread(self._archives.alone, self.name)

@@ -108,14 +108,20 @@ def rebuild(
             repaired = with_server(
                 app,
                 servers,
-                lambda js, it: replay.repair_keys(js, it, projection, keys, rate=rate, on_progress=show),
+                lambda js, it: replay.repair_keys(
+                    js, it, projection, keys, rate=rate, on_progress=show, archive=engine.archive
+                ),
             )
         output.print(repaired)
         return
     if choice.dry_run:
         with engine.started(app, servers, projection) as spark, seldom_collecting():
             preview = with_server(
-                app, servers, lambda js, it: replay.preview_rebuild(js, it, projection, rate=rate, engine=spark)
+                app,
+                servers,
+                lambda js, it: replay.preview_rebuild(
+                    js, it, projection, rate=rate, engine=spark, archive=engine.archive
+                ),
             )
         output.print(preview)
         return
@@ -135,6 +141,7 @@ def _fold(
         "--engine spark": engine.engine == "spark",
     }
     again = " ".join([f"jetspark rebuild {app} {projection}", *(name for name, is_given in given.items() if is_given)])
+    again += engine.archive_text
     options = replay.RebuildOptions(
         check=choice.verify,
         swap=choice.swap,
@@ -148,7 +155,9 @@ def _fold(
         done = with_server(
             app,
             servers,
-            lambda js, it: replay.rebuild(js, it, projection, options, on_progress=show, engine=spark),
+            lambda js, it: replay.rebuild(
+                js, it, projection, options, on_progress=show, engine=spark, archive=engine.archive
+            ),
         )
     output.print(done)
 
@@ -173,7 +182,9 @@ def verify(
     options = replay.VerifyOptions(to_seq=to_seq, rate=rate)
     with engine.started(app, output.servers, projection) as spark, interrupt_message(), seldom_collecting():
         found = with_server(
-            app, output.servers, lambda js, it: replay.verify(js, it, projection, options, engine=spark)
+            app,
+            output.servers,
+            lambda js, it: replay.verify(js, it, projection, options, engine=spark, archive=engine.archive),
         )
     output.print(found)
     if not output.as_json:

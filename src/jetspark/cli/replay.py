@@ -52,7 +52,7 @@ def replay(
         check_combination("--resume", given, "it continues with the range that the replay began with")
     if _is_handler(app, name):
         check_combination("--engine spark", {"a handler": engine.engine != "live"}, "this process calls handlers")
-        _replay_to_handler(app, name, request, job, output, dry_run=dry_run, effects=effects)
+        _replay_to_handler(app, name, request, engine, job, output, dry_run=dry_run, effects=effects)
         return
     if effects:
         raise ConfigError(f"--effects needs a handler, and {name!r} is a projection")
@@ -76,22 +76,37 @@ def _is_handler(app: str, name: str) -> bool:
 
 
 def _replay_to_handler(
-    app: str, name: str, request: ReplayRequest, job: JobOptions, output: Output, *, dry_run: bool, effects: bool
+    app: str,
+    name: str,
+    request: ReplayRequest,
+    engine: EngineOptions,
+    job: JobOptions,
+    output: Output,
+    *,
+    dry_run: bool,
+    effects: bool,
 ) -> None:
     from jetspark.app.replay import HandlerReplayOptions, plan_handler_replay, replay_handler
 
     if dry_run:
         output.print(
-            with_server(app, output.servers, lambda js, it: plan_handler_replay(js, it, name, request, rate=job.rate))
+            with_server(
+                app,
+                output.servers,
+                lambda js, it: plan_handler_replay(js, it, name, request, rate=job.rate, archive=engine.archive),
+            )
         )
         return
     options = HandlerReplayOptions(effects=effects, rate=job.rate, resume=job.resume)
     on_plan = None if output.as_json else _print_plan
-    with job_bar(output.as_json, f"jetspark replay {app} {name}{' --effects' if effects else ''}") as show:
+    again = f"jetspark replay {app} {name}{' --effects' if effects else ''}{engine.archive_text}"
+    with job_bar(output.as_json, again) as show:
         done = with_server(
             app,
             output.servers,
-            lambda js, it: replay_handler(js, it, name, request, options, on_plan=on_plan, on_progress=show),
+            lambda js, it: replay_handler(
+                js, it, name, request, options, on_plan=on_plan, on_progress=show, archive=engine.archive
+            ),
         )
     output.print(done)
     if done.failed:
@@ -116,7 +131,9 @@ def _replay_to_projection(
                 with_server(
                     app,
                     output.servers,
-                    lambda js, it: plan_replay(js, it, name, request, rate=job.rate, engine=spark),
+                    lambda js, it: plan_replay(
+                        js, it, name, request, rate=job.rate, engine=spark, archive=engine.archive
+                    ),
                 )
             )
             return
@@ -126,12 +143,21 @@ def _replay_to_projection(
             if not output.as_json:
                 _print_plan(plan)
 
-        with job_bar(output.as_json, f"jetspark replay {app} {name}{' --engine spark' if spark else ''}") as show:
+        again = f"jetspark replay {app} {name}{' --engine spark' if spark else ''}{engine.archive_text}"
+        with job_bar(output.as_json, again) as show:
             done = with_server(
                 app,
                 output.servers,
                 lambda js, it: run_replay(
-                    js, it, name, request, options, on_plan=on_plan, on_progress=show, engine=spark
+                    js,
+                    it,
+                    name,
+                    request,
+                    options,
+                    on_plan=on_plan,
+                    on_progress=show,
+                    engine=spark,
+                    archive=engine.archive,
                 ),
             )
         output.print(done)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from jetspark.cli.apps import EXIT_DIFFERENCE, AppName, connection_options, with_server
-from jetspark.cli.engine_options import EngineOptions, SparkTarget
+from jetspark.cli.engine_options import EngineOptions
 from jetspark.cli.option_groups import Output, WorkflowRange
 
 if TYPE_CHECKING:
@@ -35,25 +35,28 @@ def what_if(
     from jetspark.app.replay import NewCode
 
     new = NewCode.read(code, app.partition(":")[0].rpartition(".")[0])
-    found = _compare(app, workflow, new, events.request(), engine.target, output.servers)
+    found = _compare(app, workflow, new, events.request(), engine, output.servers)
     output.print(found)
     if not found.is_equal:
         raise typer.Exit(EXIT_DIFFERENCE)
 
 
 def _compare(
-    app: str, workflow: str, code: NewCode, request: ReplayRequest, target: SparkTarget | None, servers: str | None
+    app: str, workflow: str, code: NewCode, request: ReplayRequest, engine: EngineOptions, servers: str | None
 ) -> WhatIf:
+    target, archive = engine.target, engine.archive
     if target is None:
         from jetspark.app import replay
 
-        return with_server(app, servers, lambda js, it: replay.what_if(js, it, workflow, code, request))
+        return with_server(
+            app, servers, lambda js, it: replay.what_if(js, it, workflow, code, request, archive=archive)
+        )
     from jetspark.cli.apps import load_app
     from jetspark.cli.run_spark import spark_options
     from jetspark.spark.engine.what_if import summarise_what_if  # says which extra is missing, if it is
     from jetspark.spark.session import short_session
 
     load_app(app)
-    given = spark_options(connection_options(servers))
+    given = spark_options(connection_options(servers)) | ({} if archive is None else {"archive": archive})
     with short_session(f"jetspark-{workflow}", master=target.master, py_files=target.py_files) as spark:
         return summarise_what_if(app, spark, workflow=workflow, code=code, request=request, **given)

@@ -24,7 +24,7 @@ from jetspark.errors import ConfigError
 from jetspark.jetstream.wire import parse_time
 from jetspark.lake.header_columns import header_columns
 from jetspark.lake.reply_subjects import stream_offsets
-from jetspark.lake.rows import texts
+from jetspark.lake.rows import RAW_SCHEMA, texts
 
 __all__ = ["KV_SCHEMA", "PROJECTION_SCHEMA", "SCHEMA", "Columns", "check_schema"]
 
@@ -125,6 +125,20 @@ class Columns:
                 case _:
                     array = self._plain(field, stream, messages)
             arrays.append(array)
+        return pa.RecordBatch.from_arrays(arrays, schema=self.arrow_schema)
+
+    @property
+    def archive_columns(self) -> list[str]:
+        """The columns of an archive that :meth:`of_archived` needs."""
+        return [name for name in self.names if name in RAW_SCHEMA.names and (name != "headers" or self._has_headers)]
+
+    def of_archived(self, stream: str, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """From rows of an archive."""
+        wanted = self.archive_columns
+        arrays = [
+            rows.column(field.name).cast(field.type) if field.name in wanted else self._plain(field, stream, rows)
+            for field in self.arrow_schema
+        ]
         return pa.RecordBatch.from_arrays(arrays, schema=self.arrow_schema)
 
     def _plain(self, field: Any, stream: str, messages: Sequence[Any]) -> Any:

@@ -284,9 +284,11 @@ def check_loss(start: Offset, heads: Iterable[Head], *, is_allowed: bool) -> boo
     is_lost = False
     for head in heads:
         position = start.streams[head.stream]
-        if position.is_promised and position.next < min(head.whole_from, head.next):
+        gap = head.first_loss(position.next, head.next)
+        # What the stream removes before its first message is read is no loss; a gap behind the start is one.
+        if gap is not None and (position.is_promised or gap.start > position.next):
             is_lost = True
-            loss = DataLoss(head.stream, position.next, head.first, LOSS_REMEDY)
+            loss = DataLoss(head.stream, gap.start, gap.stop, LOSS_REMEDY)
             if not is_allowed:
                 raise loss
             _logger.warning("%s", loss)

@@ -9,12 +9,13 @@ or the same with domain and account after ``ACK``, and possibly more tokens at t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jetspark.core.message import CoreMessage
 from jetspark.errors import ProtocolError
+from jetspark.jetstream.info import StoredMessage
 
-__all__ = ["StreamOffset", "count_up_to", "delivery", "sequences_of", "token_shift"]
+__all__ = ["StreamOffset", "count_up_to", "delivery", "sequence_of", "sequences_of", "token_shift"]
 
 _SHORT_TOKENS, _LONG_TOKENS = 9, 11
 _STREAM_SEQUENCE, _LAST = 5, 8
@@ -42,6 +43,11 @@ def delivery(message: CoreMessage) -> StreamOffset:
         return StreamOffset(*map(int, tokens[_STREAM_SEQUENCE + shift : _LAST + 1 + shift]))
     except ValueError:
         raise _not_ours(reply) from None
+
+
+def sequence_of(message: Any) -> int:
+    """The stream sequence of a message that a consumer sent, or that was read without one."""
+    return message.sequence if isinstance(message, StoredMessage) else delivery(message).sequence
 
 
 def sequences_of(messages: Sequence[CoreMessage]) -> Sequence[int]:

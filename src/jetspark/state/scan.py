@@ -115,6 +115,13 @@ class Head:
         """Events before this sequence may be lost."""
         return self.first if self.kept_from is None else self.kept_from
 
+    def first_loss(self, start: int, end: int) -> range | None:
+        """The first gap in which events of ``[start, end)`` may be lost; None if the range is complete.
+
+        The gap ends before a sequence that is there, also if that is beyond the range.
+        """
+        return range(start, max(self.first, start + 1)) if start < min(end, self.whole_from) else None
+
 
 @dataclass(frozen=True, slots=True)
 class Range:

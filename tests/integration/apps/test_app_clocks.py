@@ -323,8 +323,8 @@ async def test_a_what_if_up_to_the_end_of_a_stream_ends_by_the_clock_of_the_serv
             return Decision(state=1, timers={"late": (Overdue(order_id=event.order_id), AFTER_S)})
 
     await set_up(js, app)
-    extent = await StreamHistory(js, app.stream, (">",)).extent(ReplayRequest())
-    end = await _end_of(js, extent)
+    history = StreamHistory(js, app.stream, (">",))
+    end = await _end_of(history, await history.extent(ReplayRequest()))
     told = (await (await js.stream(app.stream)).info()).timestamp
     assert told is not None
     assert abs((told - end).total_seconds()) < FAR_S

@@ -25,6 +25,7 @@ from jetspark.app.projections.state_header import Identified, digest_of
 from jetspark.core.message import CoreMessage
 from jetspark.core.subjects import is_subset, on_one_of, reading_filters
 from jetspark.errors import ContractViolation
+from jetspark.jetstream.info import StoredMessage
 from jetspark.state.deliveries import delivery
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "Routes",
     "filters_of",
     "raw_data",
+    "recorded",
     "recorded_delivery",
 ]
 
@@ -60,6 +62,15 @@ def recorded_delivery(message: CoreMessage) -> Recorded:
     """A consumer's message as the stream stores it; sequence and time are parsed from its reply subject."""
     found = delivery(message)
     return Recorded(found.sequence, message.subject, message.data, message.raw_headers, found.time_ns // 1000)
+
+
+def recorded(message: Any) -> Recorded:
+    """A message of a consumer, or one that was read without a consumer."""
+    if isinstance(message, StoredMessage):
+        moment = message.timestamp - datetime.datetime.fromtimestamp(0, datetime.UTC)
+        time_us = moment // datetime.timedelta(microseconds=1)
+        return Recorded(message.sequence, message.subject, message.data, message.headers, time_us)
+    return recorded_delivery(message)
 
 
 class Received(Protocol):

@@ -11,9 +11,10 @@ seen a position has seen every state stored before it.
 from __future__ import annotations
 
 import asyncio
+import datetime
 import inspect
 import logging
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, NamedTuple, Protocol, Self, TypeVar, cast, overload
@@ -26,11 +27,12 @@ from jetspark.aio.jetstream import JetStream
 from jetspark.aio.ordered import Reading, Watch
 from jetspark.aio.stream import Stream
 from jetspark.aio.stream_message import JetStreamMessage
+from jetspark.app.archive_reading import archives_of, first_at, hybrid_pieces, whole_head
 from jetspark.app.projections.bucket_refs import BucketRef, open_records, watch_bucket
 from jetspark.app.projections.key_state import KeyState, base_of, past_of
 from jetspark.app.projections.positions import FoldPosition
 from jetspark.app.projections.projection_spec import ProjectionSpec
-from jetspark.app.projections.router import KeyRows, Router, recorded_delivery
+from jetspark.app.projections.router import KeyRows, Router, recorded
 from jetspark.app.projections.state_header import Parked, is_reserved, mark_of, parked_of, position_key
 from jetspark.core.numbers import UINT64, timeout_of, whole
 from jetspark.errors import (
@@ -45,12 +47,15 @@ from jetspark.errors import (
 from jetspark.jetstream.kv import operation_of, subject_of, watch_options
 from jetspark.jetstream.ordered import OrderedOptions
 from jetspark.state.changes import MARK_HEADER, NOTHING, SEQUENCE_HEADER, Current, current_of, stored_sequence
-from jetspark.state.deliveries import sequences_of
+from jetspark.state.deliveries import sequence_of
 from jetspark.state.lookup import stored_of
 from jetspark.state.losses import first_ever, front_of
+from jetspark.state.scan import Head, Range
 
 if TYPE_CHECKING:
     from jetspark.app.spec import AppSpec
+    from jetspark.lake.hybrid import Archives, HybridHead
+    from jetspark.lake.reading import ArchiveRoot
 
 __all__ = ["View", "ViewEntry", "ViewPosition", "ViewReplica", "Views"]
 
@@ -227,7 +232,8 @@ class View(Generic[S]):
         default: None = None,
         *,
         at_least: int | None = None,
-        as_of: int | None = None,
+        as_of: int | datetime.datetime | None = None,
+        archive: ArchiveRoot | str | None = None,
         timeout: float | None = None,
     ) -> S: ...
 
@@ -238,7 +244,8 @@ class View(Generic[S]):
         default: D,
         *,
         at_least: int | None = None,
-        as_of: int | None = None,
+        as_of: int | datetime.datetime | None = None,
+        archive: ArchiveRoot | str | None = None,
         timeout: float | None = None,
     ) -> T | D: ...
 
@@ -248,7 +255,8 @@ class View(Generic[S]):
         default: Any = None,
         *,
         at_least: int | None = None,
-        as_of: int | None = None,
+        as_of: int | datetime.datetime | None = None,
+        archive: ArchiveRoot | str | None = None,
         timeout: float | None = None,
     ) -> Any:
         """The state of a key in the form that ``apply`` gets; ``default`` if the key has no state.
@@ -258,9 +266,10 @@ class View(Generic[S]):
                 key and its window or a moment in it.
             at_least: A sequence, such as that of an acknowledgement: wait until the event is in the state, or the
                 projection is beyond it.
-            as_of: A sequence: the state after all events up to there. If the key has changed since, the state is folded
-                from the latest earlier revision that the bucket has kept (``history`` of its bucket), or from the first
-                event.
+            as_of: A sequence: the state after all events up to there; or a moment: after all events stored before it.
+                If the key has changed since, the state is folded from the latest earlier revision that the bucket has
+                kept (``history`` of its bucket), or from the first event.
+            archive: With ``as_of``: the root of an archive with the stream, for events that the stream no longer has.
             timeout: Limit for ``at_least``, in seconds.
 
         Raises:
@@ -270,7 +279,9 @@ class View(Generic[S]):
             UsageError: This version of the code cannot decode the state.
         """
         if as_of is not None:
-            entry = await self._as_of(key, whole("as_of", as_of, low=0, high=UINT64))
+            entry = await self._as_of(key, _checked_moment(as_of), archives_of(archive))
+        elif archive is not None:
+            raise ConfigError(f"archive={archive!r} needs as_of, since the present state is in the bucket")
         else:
             entry = await self.entry(key, at_least=at_least, timeout=timeout)
         return default if entry.state is None else entry.state
@@ -480,21 +491,38 @@ class View(Generic[S]):
         key, parked = self._spec.key_text(name), parked_of(current)
         return ViewEntry(key, cast("S", state), current.sequence, current.revision, parked)
 
-    async def _as_of(self, key: object, sequence: int) -> ViewEntry[S]:
+    async def _as_of(self, key: object, when: int | datetime.datetime, archives: Archives | None) -> ViewEntry[S]:
         name = self._spec.bucket_key(key)
         # The position is read before the state, which comes from the leader: so the state has all events up to it.
         position = await self._position()
         present = await self._load(name, direct=False)
-        if position is not None and present.sequence <= sequence <= position.sequence:
+        if isinstance(when, int) and position is not None and present.sequence <= when <= position.sequence:
             return self._entry(name, present)
-        await self._check_is_there(sequence)
+        head, first = await self._head(0 if position is None else position.first_event, archives)
+        last = when if isinstance(when, int) else await first_at(self._js, head, when) - 1
+        if last >= head.next:
+            raise ConfigError(
+                f"as_of={last}: expected a sequence that stream {head.stream} has; its last is {head.next - 1}"
+            )
         spec = self._spec.within(self._context.client.max_payload_bytes)
-        base = base_of(spec, await self._revisions(name, present, position), sequence)
+        base = base_of(spec, await self._revisions(name, present, position), last)
         state = KeyState(spec, name, base)
-        if base.sequence < sequence:
-            await self._check_is_whole(0 if position is None else position.first_event, base.sequence + 1)
-            await self._fold_on(spec, name, state, sequence)
+        if base.sequence < last:
+            await self._fold_on(spec, name, state, head, range(max(first, state.sequence + 1), last + 1))
         return self._entry(name, past_of(spec, state))
+
+    async def _head(self, first_event: int, archives: Archives | None) -> tuple[Head, int]:
+        """The history of the stream, and the sequence of the first message that it ever had."""
+        first = 1
+
+        async def look(anchor: int) -> Head:
+            nonlocal first
+            info = (await self._js.stream(self._app.stream)).cached_info
+            first = first_ever(info.config)
+            return await self._context.run(front_of(self._context.api, info, anchor))
+
+        head = await whole_head(archives, self._app.stream, look, first_event)
+        return head, first
 
     async def _revisions(self, name: str, present: Current, position: FoldPosition | None) -> list[Current]:
         """The revisions of a key that are valid bases; only the present one if a repair may have replaced others."""
@@ -505,38 +533,57 @@ class View(Generic[S]):
         messages = stream.get_messages(subject=subject_of(ref.bucket, name))
         return [present, *[current_of(stored_of(message)) async for message in messages]]
 
-    async def _fold_on(self, spec: ProjectionSpec, name: str, state: KeyState, last: int) -> None:
-        """Apply the events of a key that a state lacks, up to a sequence."""
+    async def _fold_on(self, spec: ProjectionSpec, name: str, state: KeyState, head: Head, part: range) -> None:
+        """Apply the events of a key that a state lacks.
+
+        Raises:
+            DataLoss: Some of them are gone.
+        """
+        gap = head.first_loss(part.start, part.stop)
+        if gap is not None:
+            raise DataLoss(head.stream, gap.start, gap.stop)
         router = Router([spec], self._app.catalogue, owns_stream=self._app.owns_stream)
-        options = OrderedOptions(filter_subjects=router.reading, start_sequence=state.sequence + 1)
-        reading = Reading(self._context, self._app.stream, options, listing=f"past of key {name!r}")
+        async with aclosing(self._past_events(head, part, router.reading, name)) as pieces:
+            async for messages in pieces:
+                rows = KeyRows()
+                sequences = [sequence_of(each) for each in messages]
+                router.add_rows(messages, sequences, recorded, {spec.name: rows})
+                for found, each, event in rows:
+                    if found == name and each < part.stop:
+                        state.apply(spec, name, each, event)
+
+    async def _past_events(
+        self, head: Head, part: range, filters: Sequence[str], key: str
+    ) -> AsyncGenerator[Sequence[Any], None]:
+        if type(head) is not Head:
+            whole = cast("HybridHead", head)
+            wanted = Range(head.stream, head.created, part.start, part.stop, tuple(filters))
+            async with aclosing(hybrid_pieces(self._js, whole.range_of(wanted))) as pieces:
+                async for piece in pieces:
+                    yield piece
+            return
+        options = OrderedOptions(filter_subjects=filters, start_sequence=part.start)
+        reading = Reading(self._context, self._app.stream, options, listing=f"past of key {key!r}")
         try:
             await reading.start()
             while messages := await reading.some(until_idle=True):
-                rows = KeyRows()
-                router.add_rows(messages, sequences_of(messages), recorded_delivery, {spec.name: rows})
-                for found, each, event in rows:
-                    if found == name and each <= last:
-                        state.apply(spec, name, each, event)
-                if messages[-1].metadata.stream_sequence >= last:
+                yield messages
+                if messages[-1].metadata.stream_sequence >= part.stop - 1:
                     break
         finally:
             await reading.close()
 
-    async def _check_is_there(self, last: int) -> None:
-        info = (await self._js.stream(self._app.stream)).cached_info
-        if last > info.state.last_sequence:
-            raise ConfigError(
-                f"as_of={last}: expected a sequence that stream {self._app.stream} has; its last is "
-                f"{info.state.last_sequence}"
-            )
 
-    async def _check_is_whole(self, first_event: int, begin: int) -> None:
-        info = (await self._js.stream(self._app.stream)).cached_info
-        head = await self._context.run(front_of(self._context.api, info, first_event))
-        first = max(first_ever(info.config), begin)
-        if head.whole_from > first:
-            raise DataLoss(self._app.stream, first, head.whole_from)
+def _checked_moment(as_of: int | datetime.datetime) -> int | datetime.datetime:
+    """
+    Raises:
+        ConfigError: It is neither a sequence nor a moment with a time zone.
+    """
+    if not isinstance(as_of, datetime.datetime):
+        return whole("as_of", as_of, low=0, high=UINT64)
+    if as_of.tzinfo is None:
+        raise ConfigError(f"as_of={as_of}: expected a time zone, such as {as_of.isoformat()}Z for UTC")
+    return as_of
 
 
 class ViewReplica(Generic[S]):

@@ -61,6 +61,7 @@ from jetspark.errors import (
 )
 from jetspark.jetstream.config import ConsumerConfig
 from jetspark.state.changes import some_keys
+from jetspark.state.deliveries import sequence_of
 from jetspark.state.scan import head_of
 
 if TYPE_CHECKING:
@@ -71,7 +72,8 @@ if TYPE_CHECKING:
     from jetspark.aio.stream_message import JetStreamMessage
     from jetspark.app.handlers.handler_spec import HandlerSpec
     from jetspark.app.spec import AppSpec, HasSpec
-    from jetspark.jetstream.info import StreamInfo
+    from jetspark.jetstream.info import StoredMessage
+    from jetspark.lake.reading import ArchiveRoot
 
 __all__ = [
     "HandlerReplayOptions",
@@ -145,9 +147,18 @@ class HandlerReplayPlan:
 
 
 async def plan_handler_replay(
-    js: JetStream, app: HasSpec, handler: str, request: ReplayRequest, *, rate: float | None = None
+    js: JetStream,
+    app: HasSpec,
+    handler: str,
+    request: ReplayRequest,
+    *,
+    rate: float | None = None,
+    archive: ArchiveRoot | str | None = None,
 ) -> HandlerReplayPlan:
     """Count the events and keys that a replay of a handler would read; the handler is not called.
+
+    Args:
+        archive: The root of an archive with the stream: older events come from there.
 
     Raises:
         DataLoss: Some of the range is gone.
@@ -155,7 +166,7 @@ async def plan_handler_replay(
     app = app.spec
     _check_keys(request)
     spec = handler_of(app, handler)
-    history = _history(js, app, spec)
+    history = _history(js, app, spec, archive)
     extent = await history.extent(request)
     plan = HandlerReplayPlan(handler=spec.name, extent=extent)
     plan.outline = await outline_of(history, extent, request.subject)
@@ -173,6 +184,7 @@ async def replay_handler(
     *,
     on_plan: Callable[[HandlerReplayPlan], Any] | None = None,
     on_progress: Callable[[HandlerReplayRecord], Any] = lambda record: None,
+    archive: ArchiveRoot | str | None = None,
 ) -> HandlerReplayRecord:
     """Call a handler with past events. The live worker may run; its consumer is not touched.
 
@@ -181,6 +193,7 @@ async def replay_handler(
             more pass over the range, which ``rate`` does not limit. Without this and without keys, the pass is
             left out.
         on_progress: Called with the record at the beginning, after each portion, and at the end.
+        archive: The root of an archive with the stream: older events come from there.
 
     Raises:
         DataLoss: Events of the range are gone, or were removed before they were read.
@@ -198,7 +211,7 @@ async def replay_handler(
         )
     pace = ReadingRate(options.rate if options.rate is not None else spec.rate)
     records = await js.kv(handler_bucket(app.name))
-    history = _history(js, app, spec)
+    history = _history(js, app, spec, archive)
     if options.resume is None:
         request = request or ReplayRequest()
         _check_keys(request)
@@ -272,14 +285,13 @@ async def _resume(
     if record.effects != effects:
         wanted = "with effects: give --effects again" if record.effects else "without effects: leave --effects out"
         raise ConfigError(f"resume {id!r}: it was begun {wanted}")
-    _check_created(record, await history.info())
+    _check_created(record, (await history.head()).created)
     await history.between(record.extent, record.at + 1, record.last)
     await job.resume()
     return job
 
 
-def _check_created(record: HandlerReplayRecord, info: StreamInfo) -> None:
-    created = head_of(info).created
+def _check_created(record: HandlerReplayRecord, created: str) -> None:
     if created != record.created:
         raise StreamRecreated(record.stream, record.created, created)
 
@@ -393,8 +405,9 @@ class _HandlerReplay:
 
     async def run(self, pace: ReadingRate) -> None:
         record, self._main = self._record, asyncio.current_task()
-        stream = await self._js.stream(self._app.stream)
+        await self._read_archive(pace)
         if record.at < record.last:
+            stream = await self._js.stream(self._app.stream)
             await self._begin_reading(stream)
             size = min(PORTION, pace.portion or PORTION)
             while record.at < record.last:
@@ -405,16 +418,34 @@ class _HandlerReplay:
                     await self._consumer.close()
                     await self._begin_reading(stream)
             await self._consumer.close()
-        with suppress(ConsumerNotFound):
-            await stream.delete_consumer(record.consumer)
+            with suppress(ConsumerNotFound):
+                await stream.delete_consumer(record.consumer)
         await self._job.save(status="done", at=record.last)
         self._on_progress(record)
+
+    async def _read_archive(self, pace: ReadingRate) -> None:
+        """Handle the events that the archive has. The consumer reads the others."""
+        record, size = self._record, min(PORTION, pace.portion or PORTION)
+        left = dataclasses.replace(record.extent, first=record.at + 1)
+        archived = await self._history.archived(left)
+        if archived is None or archived.following == left.first:
+            return
+        last = min(archived.following - 1, record.last)
+        part = await self._history.between(left, left.first, last)
+        async with aclosing(self._history.messages(part)) as portions:
+            async for portion in portions:
+                for begin in range(0, len(portion.received), size):
+                    found = portion.received[begin : begin + size]
+                    await self._handle_all([self._item(sequence_of(each), each) for each in found], pace)
+                    await self._job.save(at=sequence_of(found[-1]))
+                    self._on_progress(record)
+        await self._job.save(at=last)
 
     async def _begin_reading(self, stream: Stream) -> None:
         """Create a consumer after the last saved portion; later messages are delivered again."""
 
         async def create() -> Consumer:
-            _check_created(self._record, await stream.info())
+            _check_created(self._record, head_of(await stream.info()).created)
             with suppress(ConsumerNotFound):
                 await stream.delete_consumer(self._record.consumer)
             return await stream.create_consumer(self._config())
@@ -459,27 +490,31 @@ class _HandlerReplay:
         if not messages:
             return
         first, last = messages[0].metadata.stream_sequence, messages[-1].metadata.stream_sequence
-        begin = (await patiently(lambda: self._history.head(self._last_event))).whole_from
-        if record.at + 1 < begin <= first:
+        head = await patiently(lambda: self._history.head(self._last_event))
+        gap = head.first_loss(record.at + 1, first)
+        if gap is not None and gap.stop <= first:
             # The removed messages may have had events for this handler.
-            raise DataLoss(record.stream, record.at + 1, begin, "it was removed before it was read")
+            raise DataLoss(record.stream, gap.start, gap.stop, "it was removed before it was read")
+        await self._handle_all([self._item(each.metadata.stream_sequence, each) for each in messages], pace)
+        await self._job.save(at=min(max(last, record.at), record.last))
+        await messages[-1].ack()
+        self._on_progress(record)
+
+    async def _handle_all(self, items: Sequence[WorkItem | None], pace: ReadingRate) -> None:
+        """Call the handler with the events of a portion: those of one key one after the other."""
         lanes: dict[Any, list[WorkItem]] = {}
-        for message in messages:
-            item = self._item(message)
+        for item in items:
             if item is not None:
                 self._last_event = item.sequence
                 lanes.setdefault(item.sequence if item.key is None or not self._spec.in_order else item.key, []).append(
                     item
                 )
         async with asyncio.TaskGroup() as tasks:
-            for items in lanes.values():
-                tasks.create_task(self._run_lane(items, pace))
-        await self._job.save(at=min(max(last, record.at), record.last))
-        await messages[-1].ack()
-        self._on_progress(record)
+            for lane in lanes.values():
+                tasks.create_task(self._run_lane(lane, pace))
 
-    def _item(self, message: JetStreamMessage) -> WorkItem | None:
-        record, sequence = self._record, message.metadata.stream_sequence
+    def _item(self, sequence: int, message: JetStreamMessage | StoredMessage) -> WorkItem | None:
+        record = self._record
         if not record.at < sequence <= record.last:
             return None  # handled before, or after the range
         if not self._is_wanted(message.subject):
@@ -487,7 +522,7 @@ class _HandlerReplay:
         if record.request.subject is not None and not matches(record.request.subject, message.subject):
             return None
         event, key = self._reading.read(message.subject, message.data, message.raw_headers)
-        return WorkItem(key, sequence, message, event) if self._reading.wants(key) else None
+        return WorkItem(key, sequence, event=event) if self._reading.wants(key) else None
 
     async def _run_lane(self, items: Sequence[WorkItem], pace: ReadingRate) -> None:
         async with self._slots:
@@ -557,9 +592,9 @@ def _filters(spec: HandlerSpec) -> list[str]:
     return list(dict.fromkeys(contract_of(kind).subject.filter for kind in spec.events))
 
 
-def _history(js: JetStream, app: AppSpec, spec: HandlerSpec) -> StreamHistory:
+def _history(js: JetStream, app: AppSpec, spec: HandlerSpec, archive: ArchiveRoot | str | None = None) -> StreamHistory:
     reading: list[str] | None = [] if handler_filters(app, spec) == [">"] else None
-    return StreamHistory(js, app.stream, _filters(spec), reading)
+    return StreamHistory(js, app.stream, _filters(spec), reading, archive=archive)
 
 
 def _time_out(item: WorkItem) -> None:

@@ -18,15 +18,16 @@ from jetspark.app.extents import Extent
 from jetspark.app.projections.key_state import KeyState
 from jetspark.app.projections.positions import FoldPosition, start_of
 from jetspark.app.projections.projection_spec import ProjectionSpec
-from jetspark.app.projections.router import Failure, KeyRows, Router
+from jetspark.app.projections.router import Failure, KeyRows, Router, recorded
 from jetspark.app.replay.comparison import ComparedKeys, KeyContent
 from jetspark.app.replay.live_bucket import stored_position
-from jetspark.app.stream_history import Portion, ReadingRate, StreamHistory, recorded
+from jetspark.app.stream_history import Portion, ReadingRate, StreamHistory
 from jetspark.errors import ConfigError
 from jetspark.state.changes import NOTHING, Current
 
 if TYPE_CHECKING:
     from jetspark.app.spec import AppSpec
+    from jetspark.lake.reading import ArchiveRoot
 
 __all__ = [
     "Events",
@@ -65,6 +66,10 @@ class RangeFold(NamedTuple):
 
 class FoldEngine(Protocol):
     """Folds one projection."""
+
+    @property
+    def archive(self) -> ArchiveRoot | str | None:
+        """The archive that it reads from, too."""
 
     async def compare(self, bucket: str, boundary: int, version: int | None) -> ComparedKeys:
         """Compare a bucket, which has all events up to a boundary, with a fresh fold; nothing is stored.
@@ -109,18 +114,30 @@ class FoldOptions:
     on_events: OnEvents = ignore_events
     engine: FoldEngine | None = None
     """Reads and folds in place of this process."""
+    archive: ArchiveRoot | str | None = None
+    """Older events come from there."""
 
     @classmethod
     def of(
-        cls, rate: float | None, engine: FoldEngine | None = None, on_events: OnEvents = ignore_events
+        cls,
+        rate: float | None,
+        engine: FoldEngine | None = None,
+        on_events: OnEvents = ignore_events,
+        archive: ArchiveRoot | str | None = None,
     ) -> FoldOptions:
         """
         Raises:
-            ConfigError: There is a rate and another engine, which cannot keep it.
+            ConfigError: There is a rate and another engine, which cannot keep it; or the engine has another archive.
         """
-        if rate is not None and engine is not None:
-            raise ConfigError(f"rate={rate} is not supported with engine=, which folds as fast as it can: leave it out")
-        return cls(pace=ReadingRate(rate), on_events=on_events, engine=engine)
+        if engine is not None:
+            if rate is not None:
+                raise ConfigError(
+                    f"rate={rate} is not supported with engine=, which folds as fast as it can: leave it out"
+                )
+            if archive is not None and archive != engine.archive:
+                raise ConfigError(f"archive={archive!r}: the engine reads {engine.archive!r}: give it the same archive")
+            archive = engine.archive
+        return cls(pace=ReadingRate(rate), on_events=on_events, engine=engine, archive=archive)
 
 
 class History(StreamHistory):
@@ -128,7 +145,14 @@ class History(StreamHistory):
 
     @classmethod
     async def open(
-        cls, js: JetStream, app: AppSpec, spec: ProjectionSpec, bucket: str, *, may_be_other_stream: bool = False
+        cls,
+        js: JetStream,
+        app: AppSpec,
+        spec: ProjectionSpec,
+        bucket: str,
+        *,
+        archive: ArchiveRoot | str | None = None,
+        may_be_other_stream: bool = False,
     ) -> Self:
         """Read the first event's sequence from the projection's bucket, if the bucket has it.
 
@@ -138,21 +162,23 @@ class History(StreamHistory):
         Raises:
             UsageError: The bucket was made of another stream of the same name.
         """
-        history = cls(js, app, spec)
+        history = cls(js, app, spec, archive=archive)
         position = (await stored_position(js, bucket)).position
         if position is None:
             return history
-        beginning = FoldPosition.beginning(app.stream, (await history.info()).created)
+        beginning = FoldPosition.beginning(app.stream, (await history.facts()).created)
         if not may_be_other_stream:
             start_of(position, beginning, projection=spec.name, bucket=bucket)
         if (position.stream, position.created) == (beginning.stream, beginning.created):
             history.first_event = position.first_event
         return history
 
-    def __init__(self, js: JetStream, app: AppSpec, spec: ProjectionSpec) -> None:
+    def __init__(
+        self, js: JetStream, app: AppSpec, spec: ProjectionSpec, *, archive: ArchiveRoot | str | None = None
+    ) -> None:
         self.spec = spec
         self.router = Router([spec], app.catalogue, owns_stream=app.owns_stream)
-        super().__init__(js, app.stream, self.router.filters, self.router.reading)
+        super().__init__(js, app.stream, self.router.filters, self.router.reading, archive=archive)
 
     async def read(
         self, extent: Extent, *, subject: str | None = None, pace: ReadingRate | None = None

@@ -137,7 +137,7 @@ class KeyRepair:
         """Store keys with a position no further than their states; returns the keys in conflict."""
         for begin in range(0, len(changes), MAX_TOGETHER):
             if stored.position is None:
-                beginning = FoldPosition.beginning(self._extent.stream, (await self._history.info()).created)
+                beginning = FoldPosition.beginning(self._extent.stream, (await self._history.facts()).created)
                 position = beginning._replace(version=self._spec.version)
             else:
                 position = stored.position

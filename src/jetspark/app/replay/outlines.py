@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import Any
 from jetspark.aio.stream import Stream
 from jetspark.app.extents import Extent
 from jetspark.app.stream_history import StreamHistory
-from jetspark.errors import MessageNotFound
+from jetspark.errors import MessageNotFound, StreamNotFound
 
 __all__ = ["RangeOutline", "gaps_between", "outline_of"]
 
@@ -67,21 +68,34 @@ class RangeOutline:
 
 
 async def outline_of(history: StreamHistory, extent: Extent, subject: str | None) -> RangeOutline:
-    """Get the outline of a range from the server; the number of requests does not grow with its length."""
-    stream = await history.stream()
+    """Get the outline of a range from the server, and from files of the archive that have gaps; the number of requests
+    does not grow with its length.
+    """
     subjects = history.filters if subject is None else (subject,)
-    state = (await stream.info()).state
-    gaps: Sequence[tuple[int, int]] = ()
-    is_listed = state.deleted_count <= MAX_LISTED
-    if state.deleted_count and is_listed:
-        gaps = gaps_between((await stream.info(deleted_details=True)).state.deleted, extent.first, extent.last)
-    first, last = await _time_from(stream, extent), await _time_to(stream, extent)
+    archived, deleted, is_listed = await history.archived(extent), 0, True
+    gaps, times = list[tuple[int, int]](), list[datetime.datetime | None]()
+    if archived is not None:
+        gaps, times = archived.gaps, list(archived.times)
+        deleted = sum(last + 1 - first for first, last in gaps)
+        extent = dataclasses.replace(extent, first=archived.following)
+    try:
+        stream = await history.stream()
+        state = (await stream.info()).state
+        deleted, is_listed = deleted + state.deleted_count, state.deleted_count <= MAX_LISTED
+        if state.deleted_count and is_listed:
+            listed = (await stream.info(deleted_details=True)).state.deleted
+            gaps = [*gaps, *gaps_between(listed, extent.first, extent.last)]
+        times += [await _time_from(stream, extent), await _time_to(stream, extent)]
+    except StreamNotFound:
+        if archived is None:
+            raise
+    known = [each for each in times if each is not None]
     return RangeOutline(
         subjects=subjects[:MAX_NAMED],
         subject_count=len(subjects),
-        first_time=first,
-        last_time=last if first is not None else None,
-        deleted=state.deleted_count,
+        first_time=known[0] if known else None,
+        last_time=known[-1] if known else None,
+        deleted=deleted,
         gaps=tuple(gaps[:MAX_NAMED]),
         gap_count=len(gaps) if is_listed else None,
     )

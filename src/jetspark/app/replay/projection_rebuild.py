@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from jetspark.aio.kv import KeyValue
     from jetspark.app.projections.projection_spec import ProjectionSpec
     from jetspark.app.spec import AppSpec, HasSpec
+    from jetspark.lake.reading import ArchiveRoot
 
 __all__ = ["RebuildOptions", "RebuildOutcome", "drop_rebuild", "rebuild"]
 
@@ -164,10 +165,13 @@ async def rebuild(
     *,
     on_progress: Callable[[ReplayRecord], object] = lambda record: None,
     engine: FoldEngine | None = None,
+    archive: ArchiveRoot | str | None = None,
 ) -> RebuildOutcome:
     """Fold the whole history of a projection into a bucket beside the live one, and optionally verify and swap it.
 
     Args:
+        archive: The root of an archive with the stream: older events come from there. The stream need not exist any
+            more.
         on_progress: Called with the record at the beginning, about every second, and at the end.
         engine: Folds the history, and the second fold of ``check``, in place of this process; it does not support
             ``rate``.
@@ -179,7 +183,7 @@ async def rebuild(
         UsageError: Another process has resumed this rebuild; or the states of ``from_bucket`` may be wrong.
     """
     app, options = app.spec, options or RebuildOptions()
-    fold = FoldOptions.of(options.rate, engine)
+    fold = FoldOptions.of(options.rate, engine, archive=archive)
     spec, records = spec_of(app, projection, js), await open_records(js, app.name)
     alias = await find_bucket(records, spec)
     known = None
@@ -187,7 +191,7 @@ async def rebuild(
         known = await find_replay(records, spec, options.resume, "rebuild")
         if (ended := await _resume_swapped(js, spec, alias.ref, known, options)) is not None:
             return ended
-    history = await History.open(js, app, spec, alias.ref.bucket, may_be_other_stream=True)
+    history = await History.open(js, app, spec, alias.ref.bucket, archive=fold.archive, may_be_other_stream=True)
     base = await _base_of(history, options, None if known is None else known.record)
     job, extent = await _job_of(app, records, history, options.resume, base)
     new = BucketRef(job.record.bucket, spec.version)
@@ -266,7 +270,8 @@ async def _make_shadow(js: JetStream, app: AppSpec, spec: ProjectionSpec, id: st
     """Create a bucket with the declared settings and the stream's replicas."""
     like: KVConfig = as_safe(app, spec.bucket_config)
     if like.replicas is None:
-        like = dataclasses.replace(like, replicas=(await js.stream(app.stream)).cached_info.config.replicas)
+        with suppress(StreamNotFound):  # it was deleted, and is read from its archive
+            like = dataclasses.replace(like, replicas=(await js.stream(app.stream)).cached_info.config.replicas)
     names = _shadow_names(spec, spec.version)
     for name in names:
         try:
@@ -419,7 +424,7 @@ class _Rebuild:
     async def _open(self) -> None:
         self._target = await self._runner.run(open_bucket(self._bucket))
         stored = await self._runner.run(read_position(self._target))
-        beginning = FoldPosition.beginning(self._extent.stream, (await self._history.info()).created)
+        beginning = FoldPosition.beginning(self._extent.stream, (await self._history.facts()).created)
         name, version = self._spec.name, self._spec.version
         self._position = start_of(stored.position, beginning, projection=name, bucket=self._bucket, version=version)
         if stored.position is None:

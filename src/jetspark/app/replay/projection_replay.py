@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from jetspark.aio.jetstream import JetStream
     from jetspark.app.projections.projection_spec import ProjectionSpec
     from jetspark.app.spec import HasSpec
+    from jetspark.lake.reading import ArchiveRoot
 
 __all__ = ["MAX_KEYS", "ReplayOptions", "ReplayPlan", "plan_replay", "repair_keys", "run_replay"]
 
@@ -151,20 +152,22 @@ async def plan_replay(
     rate: float | None = None,
     on_events: OnEvents = ignore_events,
     engine: FoldEngine | None = None,
+    archive: ArchiveRoot | str | None = None,
 ) -> ReplayPlan:
     """Find the keys that a replay would write; nothing is written.
 
     Args:
         engine: Reads and folds in place of this process; it does not support ``rate``.
+        archive: The root of an archive with the stream: older events come from there.
 
     Raises:
         DataLoss: Some of the range is gone.
         UsageError: The state was made by another version of the projection.
     """
-    app, fold = app.spec, FoldOptions.of(rate, engine, on_events)
+    app, fold = app.spec, FoldOptions.of(rate, engine, on_events, archive)
     spec = spec_of(app, projection, js)
     place = check_version(spec, (await find_bucket(await open_records(js, app.name), spec)).ref)
-    history = await History.open(js, app, spec, place.bucket)
+    history = await History.open(js, app, spec, place.bucket, archive=fold.archive)
     request = request.of(spec)
     extent = await history.extent(request)
     plan = await _new_plan(history, place.bucket, extent, request)
@@ -182,6 +185,7 @@ async def run_replay(
     on_plan: Callable[[ReplayPlan], object] = lambda plan: None,
     on_progress: Callable[[ReplayRecord], object] = lambda record: None,
     engine: FoldEngine | None = None,
+    archive: ArchiveRoot | str | None = None,
 ) -> ReplayRecord:
     """Apply the events of a range to the keys that lack them. Live engines may run.
 
@@ -189,6 +193,7 @@ async def run_replay(
         on_plan: Called with the plan before anything is written.
         on_progress: Called with the record at the beginning, about every second, and at the end.
         engine: Reads and folds in place of this process, which stores; it does not support ``rate``.
+        archive: The root of an archive with the stream: older events come from there.
 
     Raises:
         DataLoss: Events of the range are gone, or events before it that a key lacks.
@@ -196,11 +201,11 @@ async def run_replay(
         ConfigError: No replay has the id to resume.
     """
     app, options = app.spec, options or ReplayOptions()
-    fold = FoldOptions.of(options.rate, engine)
+    fold = FoldOptions.of(options.rate, engine, archive=archive)
     spec = spec_of(app, projection, js)
     records = await open_records(js, app.name)
     place = check_version(spec, (await find_bucket(records, spec)).ref)
-    history = await History.open(js, app, spec, place.bucket)
+    history = await History.open(js, app, spec, place.bucket, archive=fold.archive)
     if options.resume is not None:
         job = await resume_replay(records, spec, options.resume, "replay")
         extent = await history.between(job.record.extent, job.record.first, job.record.last)
@@ -220,6 +225,7 @@ async def repair_keys(
     *,
     rate: float | None = None,
     on_progress: Callable[[ReplayRecord], object] = lambda record: None,
+    archive: ArchiveRoot | str | None = None,
 ) -> ReplayRecord:
     """Fold keys again from their first event, and store the result, also for parked keys and keys of other programs.
 
@@ -227,6 +233,7 @@ async def repair_keys(
 
     Args:
         keys: As ``key`` of the projection returns them; with windows ``"<key>.<window>"``, or tuples of the two.
+        archive: The root of an archive with the stream: older events come from there.
 
     Raises:
         DataLoss: The stream no longer has its first events, so the right content of the keys is unknown.
@@ -235,11 +242,11 @@ async def repair_keys(
     """
     app = app.spec
     check_keys(keys)
-    fold = FoldOptions.of(rate)
+    fold = FoldOptions.of(rate, archive=archive)
     spec = spec_of(app, projection, js)
     records = await open_records(js, app.name)
     place = check_version(spec, (await find_bucket(records, spec)).ref)
-    history = await History.open(js, app, spec, place.bucket)
+    history = await History.open(js, app, spec, place.bucket, archive=fold.archive)
     request = ReplayRequest(keys=tuple(keys)).of(spec)
     if not request.keys:
         raise ConfigError("keys=(): expected at least one key to repair")

@@ -81,8 +81,7 @@ class StateBase:
             position = (await stored_position(js, bucket)).position
         except StreamNotFound as error:
             raise ConfigError(f"from_bucket={bucket!r}: there is no such bucket") from error
-        info = await history.info()
-        beginning = FoldPosition.beginning(info.config.name, info.created)
+        beginning = FoldPosition.beginning(history.name, (await history.facts()).created)
         found = cls(history, bucket, _checked(position, beginning, spec, bucket), created)
         first = (await history.head(found.position.last_event)).whole_from
         # A parked key is folded from the event it is parked at, if the stream has that event and all later ones.

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from jetspark.aio.jetstream import JetStream
     from jetspark.app.projections.projection_spec import ProjectionSpec
     from jetspark.app.spec import HasSpec
+    from jetspark.lake.reading import ArchiveRoot
 
 __all__ = [
     "FreshStates",
@@ -162,10 +163,12 @@ async def verify(
     on_events: OnEvents = ignore_events,
     fresh: FreshStates | None = None,
     engine: FoldEngine | None = None,
+    archive: ArchiveRoot | str | None = None,
 ) -> Verification:
     """Compare the bucket of a projection with a fresh fold of its history, which is read once.
 
     Args:
+        archive: The root of an archive with the stream: older events come from there.
         on_events: Called with each portion of events that was read.
         fresh: Returns the states at a boundary, where they exist already; by default they are folded here.
         engine: Reads, folds and compares in place of this process; it does not support ``rate``.
@@ -176,7 +179,7 @@ async def verify(
         UsageError: The bucket was made by another version of the projection, or has not reached ``to_seq``.
     """
     app, options = app.spec, options or VerifyOptions()
-    fold = FoldOptions.of(options.rate, engine, on_events)
+    fold = FoldOptions.of(options.rate, engine, on_events, archive)
     spec = spec_of(app, projection, js)
     place = check_version(spec, (await find_bucket(await open_records(js, app.name), spec)).ref)
     position = (await stored_position(js, place.bucket)).position
@@ -184,7 +187,7 @@ async def verify(
         if position.version:
             check_version(spec, place._replace(version=position.version))
         check_is_complete(position, spec.name, app.stream, place.bucket)
-    history = await History.open(js, app, spec, place.bucket)
+    history = await History.open(js, app, spec, place.bucket, archive=fold.archive)
     boundary = await _boundary(history, place.bucket, options)
     limits = CacheLimits(options.cache_keys, options.cache_bytes)
     return await verify_bucket(history, place.bucket, boundary, fold, limits=limits, fresh=fresh)
@@ -392,21 +395,28 @@ class RebuildPreview:
 
 
 async def preview_rebuild(
-    js: JetStream, app: HasSpec, projection: str, *, rate: float | None = None, engine: FoldEngine | None = None
+    js: JetStream,
+    app: HasSpec,
+    projection: str,
+    *,
+    rate: float | None = None,
+    engine: FoldEngine | None = None,
+    archive: ArchiveRoot | str | None = None,
 ) -> RebuildPreview:
     """Compare the bucket in use with a fresh fold by this code; nothing is written.
 
     Args:
         rate: Events read each second, at most.
         engine: Reads, folds and compares in place of this process; it does not support ``rate``.
+        archive: The root of an archive with the stream: older events come from there.
 
     Raises:
         DataLoss: The stream no longer has its first events.
     """
-    app, fold = app.spec, FoldOptions.of(rate, engine)
+    app, fold = app.spec, FoldOptions.of(rate, engine, archive=archive)
     spec = spec_of(app, projection, js)
     bucket = (await find_bucket(await open_records(js, app.name), spec)).ref.bucket
-    history = await History.open(js, app, spec, bucket, may_be_other_stream=True)
+    history = await History.open(js, app, spec, bucket, archive=fold.archive, may_be_other_stream=True)
     extent = await history.whole()
     position = (await stored_position(js, bucket)).position
     boundary = 0 if position is None else min(position.sequence, extent.last)

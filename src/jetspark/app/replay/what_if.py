@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import hashlib
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from jetspark.app.clock import utc_now
 from jetspark.app.contracts.catalogue import Catalogue
 from jetspark.app.extents import Extent, ReplayRequest
 from jetspark.app.server_clock import server_clock
@@ -20,10 +22,11 @@ from jetspark.app.spec import AppSpec, HasSpec
 from jetspark.app.stream_history import StreamHistory
 from jetspark.app.workflows.version_comparison import ComparedRun, HistoryComparison, StepDifference, WorkflowCode
 from jetspark.app.workflows.workflow_spec import WorkflowSpec
-from jetspark.errors import ConfigError, MessageNotFound
+from jetspark.errors import ConfigError, MessageNotFound, StreamNotFound
 
 if TYPE_CHECKING:
     from jetspark.aio.jetstream import JetStream
+    from jetspark.lake.reading import ArchiveRoot
 
 __all__ = ["NewCode", "WhatIf", "check_request", "comparison_of", "what_if"]
 
@@ -210,12 +213,21 @@ def check_request(request: ReplayRequest) -> None:
 
 
 async def what_if(
-    js: JetStream, app: HasSpec, workflow: str, code: NewCode, request: ReplayRequest | None = None
+    js: JetStream,
+    app: HasSpec,
+    workflow: str,
+    code: NewCode,
+    request: ReplayRequest | None = None,
+    *,
+    archive: ArchiveRoot | str | None = None,
 ) -> WhatIf:
     """Compare the decisions of another version of a workflow with those of this code, on a range of recorded events.
 
     The whole stream up to the end of the range is read: the old version brings each run to its state at the beginning
     of the range, where the new version takes over. Nothing is written.
+
+    Args:
+        archive: The root of an archive with the stream: older events come from there.
 
     Raises:
         ConfigError: The workflow is unknown, or the versions disagree on the run of an event.
@@ -225,7 +237,7 @@ async def what_if(
     request = request or ReplayRequest()
     check_request(request)
     filters = comparison_of(app, workflow, code).filters
-    history = StreamHistory(js, app.stream, filters)
+    history = StreamHistory(js, app.stream, filters, archive=archive)
     extent = await history.extent(request)
     comparison = comparison_of(app, workflow, code, since=extent.first, keys=request.keys)
     whole = await history.whole(extent.last)
@@ -234,17 +246,23 @@ async def what_if(
             for message in portion.messages:
                 comparison.take(message)
     found = WhatIf(workflow=workflow, extent=extent)
-    for run in comparison.results(request.until or await _end_of(js, extent)):
+    for run in comparison.results(request.until or await _end_of(history, extent)):
         found.add(run)
     found.unreadable = comparison.unreadable
     found.different.sort(key=lambda run: run.key)
     return found
 
 
-async def _end_of(js: JetStream, extent: Extent) -> datetime.datetime:
+async def _end_of(history: StreamHistory, extent: Extent) -> datetime.datetime:
     """When the first message after a range was stored; without one, the server's time now."""
-    stream = await js.stream(extent.stream)
+    behind = dataclasses.replace(extent, first=extent.last + 1, last=await history.last())
+    archived = await history.archived(behind)
+    if archived is not None and archived.times:
+        return archived.times[0]
     try:
-        return (await stream.get_message(extent.last + 1, next_for=">", direct=False)).timestamp
+        stream = await history.stream()
+        return (await stream.get_message(behind.first, next_for=">", direct=False)).timestamp
     except MessageNotFound:
-        return await server_clock(js, extent.stream).now()
+        return await server_clock(history.js, extent.stream).now()
+    except StreamNotFound:  # its archive has no message after the range
+        return utc_now()

@@ -25,7 +25,7 @@ from jetspark.blocking.steps import ProcedureRunner
 from jetspark.spark.connections import patiently, runner_for
 from jetspark.spark.engine.projection_options import FORMAT, ProjectionOptions
 from jetspark.spark.engine.projections import ProjectionPlan, bring_together, check_pandas
-from jetspark.spark.engine.reached_positions import front_head
+from jetspark.spark.engine.reached_positions import whole_head
 from jetspark.spark.options import read_options
 from jetspark.spark.schema import PROJECTION_SCHEMA
 from jetspark.state.changes import NOTHING
@@ -89,7 +89,7 @@ def compare_bucket(
         max(1, state.first_sequence), state.last_sequence + 1, min(MAX_SCANS, 1 + state.messages // REVISIONS_PER_TASK)
     )
     # Read after the bucket, so that few of its values are beyond the events read.
-    head = patiently(plan.connecting, lambda js: front_head(js, plan.connecting))
+    head = patiently(plan.connecting, lambda js: whole_head(js, plan.connecting))
     given = plan.options | {"startingOffsets": "earliest", "endingOffsets": str(head.next)}
     unread = Range(
         head.stream,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
 from jetspark.errors import ConfigError
+from jetspark.lake.reading import ArchiveRoot
 from jetspark.spark.options import boolean, count, describe, milliseconds, names, option, size, text
 from jetspark.spark.stream.source_options import SourceOptions
 
@@ -60,6 +62,8 @@ class ReadingKeywords(ConnectingKeywords, total=False):
     acceptFilterChange: bool | str
     includeHeaders: bool | str
     fetchTimeoutMs: int | str
+    archive: str | ArchiveRoot
+    archiveOptions: str
 
 
 class ProjectionKeywords(ReadingKeywords, total=False):
@@ -149,7 +153,12 @@ def keyword_options(kind: type[ReadingKeywords], given: Mapping[str, Any]) -> di
                 f"option {name!r}: expected to be left to the application, which says what is read, and to the "
                 f"arguments of the call; options are {', '.join(sorted(allowed.values()))}"
             )
-    return {allowed.get(name.lower(), name): option_text(value) for name, value in given.items()}
+    options = {allowed.get(name.lower(), name): value for name, value in given.items()}
+    if isinstance(root := options.get("archive"), ArchiveRoot):
+        options["archive"] = root.uri
+        if root.options:
+            options["archiveOptions"] = json.dumps(dict(root.options))
+    return {name: option_text(value) for name, value in options.items()}
 
 
 def servers_text(servers: Any) -> str:

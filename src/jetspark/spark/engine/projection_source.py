@@ -12,6 +12,7 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Inp
 
 from jetspark.blocking import JetStream
 from jetspark.core.gc_tuning import seldom_collecting
+from jetspark.lake.hybrid import Archives, HybridRange
 from jetspark.spark.connections import patiently
 from jetspark.spark.engine.coverage import Covered
 from jetspark.spark.engine.projection_options import FORMAT, ProjectionOptions
@@ -56,12 +57,14 @@ def _checked(options: ProjectionOptions, planned: Sequence[InputPartition]) -> l
     ranges = [each.value for each in planned]
     if not ranges:
         return []
-    front = patiently(options, partial(_find_heads, options=options), patience_s=options.patience_s)
-    # A task cannot tell whether a removed message was an event, so that is checked here, before tasks read.
-    is_earliest = front.kept_from is not None
     # Offsets name the subjects of the events, by which a changed application is noticed. A task may ask the server for
     # more, and leave out the rest itself: filters with wildcards are slow.
-    parts = [replace(part, subjects=options.subjects, is_earliest=part.is_earliest or is_earliest) for part in ranges]
+    parts = [replace(part, subjects=options.subjects) for part in ranges]
+    if not isinstance(parts[0], HybridRange):  # which knows it from its plan
+        # A task cannot tell whether a removed message was an event, so that is checked here, before tasks read.
+        front = patiently(options, partial(_find_head, options=options), patience_s=options.patience_s)
+        is_kept = front.kept_from is not None
+        parts = [replace(part, is_earliest=part.is_earliest or is_kept) for part in parts]
     if not options.is_stored:
         return [InputPartition((part, Covered(part.start, part.end))) for part in parts]
     from jetspark.spark.engine.reached_positions import check_ranges
@@ -70,10 +73,10 @@ def _checked(options: ProjectionOptions, planned: Sequence[InputPartition]) -> l
     return [InputPartition(each) for each in zip(parts, covered, strict=True)]
 
 
-def _find_heads(js: JetStream, options: ProjectionOptions) -> Head:
-    from jetspark.spark.engine.reached_positions import front_head
+def _find_head(js: JetStream, options: ProjectionOptions, archives: Archives | None = None) -> Head:
+    from jetspark.spark.engine.reached_positions import whole_head
 
-    return front_head(js, options)
+    return whole_head(js, options, archives)
 
 
 class ProjectionBatchReader(BatchReader):
@@ -86,8 +89,8 @@ class ProjectionBatchReader(BatchReader):
     def partitions(self) -> Sequence[InputPartition]:
         return _checked(self._projecting, super().partitions())
 
-    def _find_heads(self, js: JetStream) -> list[Head]:
-        return [_find_heads(js, self._projecting)]
+    def _stream_heads(self, js: JetStream, archives: Archives) -> list[Head]:
+        return [_find_head(js, self._projecting, archives)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _read(self._projecting, partition)
@@ -103,8 +106,8 @@ class ProjectionStreamReader(StreamReader):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         return _checked(self._projecting, super().partitions(start, end))
 
-    def _find_heads(self, js: JetStream) -> list[Head]:
-        return [_find_heads(js, self._projecting)]
+    def _stream_heads(self, js: JetStream) -> list[Head]:
+        return [_find_head(js, self._projecting, self._archives)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _read(self._projecting, partition)

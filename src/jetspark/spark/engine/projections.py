@@ -37,7 +37,7 @@ from jetspark.spark.engine.projection_options import (
     option_text,
     servers_text,
 )
-from jetspark.spark.engine.reached_positions import front_head, read_positions
+from jetspark.spark.engine.reached_positions import read_positions, whole_head
 from jetspark.spark.formats import register
 from jetspark.spark.options import read_options
 
@@ -347,7 +347,7 @@ class ProjectionPlan:
         last = None if last is None else whole("to_sequence", last, low=0, instead="or None for the last of the stream")
         if first is not None and last is not None and last < first:
             raise ConfigError(f"from_sequence={first}, to_sequence={last}: expected sequences in this order")
-        head = patiently(self.connecting, lambda js: front_head(js, self.connecting), is_first_contact=True)
+        head = patiently(self.connecting, lambda js: whole_head(js, self.connecting), is_first_contact=True)
         high = head.next - 1 if last is None else min(last, head.next - 1)
         if first is None or first <= head.whole_from:
             return "earliest", head.first, high

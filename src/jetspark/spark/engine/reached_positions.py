@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import logging
 from collections.abc import Sequence
 
@@ -10,7 +11,9 @@ from jetspark.app.projections.positions import FoldPosition, position_change, re
 from jetspark.blocking import JetStream
 from jetspark.blocking.context import context_of
 from jetspark.blocking.steps import ProcedureRunner
-from jetspark.errors import KeyNotFound, UsageError
+from jetspark.errors import KeyNotFound, StreamNotFound, UsageError
+from jetspark.jetstream.wire import parse_time
+from jetspark.lake.hybrid import Archives
 from jetspark.spark.connections import patiently, runner_for
 from jetspark.spark.engine.coverage import Covered, advance, check_reach
 from jetspark.spark.engine.projection_options import ProjectionOptions
@@ -18,7 +21,7 @@ from jetspark.state.losses import front_of
 from jetspark.state.scan import Head, Range
 from jetspark.state.store import open_bucket, store
 
-__all__ = ["advance_positions", "check_ranges", "front_head", "read_positions"]
+__all__ = ["advance_positions", "check_ranges", "read_positions", "whole_head"]
 
 _logger = logging.getLogger("jetspark.spark")
 
@@ -32,7 +35,7 @@ def read_positions(js: JetStream, options: ProjectionOptions) -> list[tuple[Fold
     Raises:
         UsageError: A bucket is of another stream, or of another version of its projection.
     """
-    created = js.stream(options.stream[0]).cached_info.created
+    created = _created(js, options)
     beginning = FoldPosition.beginning(options.stream[0], created)
     found = []
     runner = ProcedureRunner(js)
@@ -43,13 +46,29 @@ def read_positions(js: JetStream, options: ProjectionOptions) -> list[tuple[Fold
     return found
 
 
-def front_head(js: JetStream, options: ProjectionOptions) -> Head:
-    """The head of the stream; ``whole_from`` is based on the last events that the buckets have read."""
+def _created(js: JetStream, options: ProjectionOptions) -> datetime.datetime | None:
+    """When the stream was created; if it was deleted since, by its archive."""
+    [name] = options.stream
+    try:
+        return js.stream(name).cached_info.created
+    except StreamNotFound:
+        alone = options.archives().alone(name)
+        if alone is None:
+            raise
+        return parse_time(alone.created)
+
+
+def whole_head(js: JetStream, options: ProjectionOptions, archives: Archives | None = None) -> Head:
+    """The head of the history; ``whole_from`` is based on the last events that the buckets have read."""
     anchor_sequence = 0
     if options.is_stored:
         anchor_sequence = min(position.last_event for position, _ in read_positions(js, options))
-    context = context_of(js)
-    return context.run(front_of(context.api, js.stream(options.stream[0]).cached_info, anchor_sequence))
+    context, [name] = context_of(js), options.stream
+
+    def look(anchor: int) -> Head:
+        return context.run(front_of(context.api, js.stream(name).cached_info, anchor))
+
+    return (options.archives() if archives is None else archives).whole(name, look, anchor_sequence)
 
 
 def check_ranges(js: JetStream, options: ProjectionOptions, ranges: Sequence[Range]) -> list[Covered]:

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
+    from jetspark.lake.reading import ArchiveRoot
+
 __all__ = ["ReplayEngine"]
 
 T = TypeVar("T")
@@ -62,6 +64,11 @@ class ReplayEngine:
         """The arguments are those of :func:`~jetspark.spark.backfill`."""
         self._app, self._spark, self._servers, self._projection = app, spark, servers, projection
         self._partitions, self._options = partitions, options
+
+    @property
+    def archive(self) -> ArchiveRoot | str | None:
+        """The archive that it reads from, too: an option, which the functions take over."""
+        return self._options.get("archive")
 
     async def compare(self, bucket: str, boundary: int, version: int | None) -> ComparedKeys:
         """Compare a bucket with a fresh fold, key by key where it is folded; the driver gets counts and a few names."""

@@ -37,6 +37,7 @@ from jetspark.blocking.context import context_of
 from jetspark.core.numbers import whole
 from jetspark.core.subjects import on_one_of, reading_filters
 from jetspark.errors import MessageNotFound
+from jetspark.lake.hybrid import HybridHead
 from jetspark.spark.connections import patiently
 from jetspark.spark.engine.app_files import AppLocation, load_app, locate_app
 from jetspark.spark.engine.projection_options import ReadingKeywords, keyword_options, option_text, servers_text
@@ -44,9 +45,10 @@ from jetspark.spark.engine.projections import check_pandas
 from jetspark.spark.formats import register
 from jetspark.spark.options import read_options
 from jetspark.spark.queries import plain_failures
-from jetspark.spark.stream.heads import sequence_at
+from jetspark.spark.stream.heads import is_deleted, sequence_at
 from jetspark.spark.stream.source_options import SourceOptions
 from jetspark.state.losses import first_ever, front_of
+from jetspark.state.scan import Head
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -211,7 +213,7 @@ def _ask(
         "includeHeaders": "true",
     }
     connecting = read_options(SourceOptions, "jetstream", given)
-    extent, ended = patiently(connecting, lambda js: _bounds(js, declared.stream, request), is_first_contact=True)
+    extent, ended = patiently(connecting, lambda js: _bounds(js, connecting, request), is_first_contact=True)
     task = _Task(location, workflow, new, extent.first, request.keys, ended)
     register(spark)
     given |= {"startingOffsets": "earliest", "endingOffsets": str(extent.last + 1)}
@@ -220,21 +222,27 @@ def _ask(
     return _Question(extent, together.mapInArrow(functools.partial(_compared, task), _RUNS))
 
 
-def _bounds(js: JetStream, stream: str, request: ReplayRequest) -> tuple[Extent, datetime.datetime]:
+def _bounds(js: JetStream, options: SourceOptions, request: ReplayRequest) -> tuple[Extent, datetime.datetime]:
     """The range, and when it ends."""
-    info = js.stream(stream).info()
+    [name] = options.stream
     context = context_of(js)
-    head, first = context.run(front_of(context.api, info)), first_ever(info.config)
+    head = options.archives().whole(name, lambda _: context.run(front_of(context.api, js.stream(name).info())))
+    first = 1 if is_deleted(head) else first_ever(js.stream(name).cached_info.config)
     since, until = (
         None if moment is None else sequence_at(js, head, moment) for moment in (request.since, request.until)
     )
     extent = extent_of(request, head, first, since_seq=since, until_seq=until)
     extent_of(ReplayRequest(to_seq=extent.last or None), head, first)  # the states that it begins with, too
-    return extent, request.until or _end_of(js, extent)
+    return extent, request.until or _end_of(js, head, extent)
 
 
-def _end_of(js: JetStream, extent: Extent) -> datetime.datetime:
+def _end_of(js: JetStream, head: Head, extent: Extent) -> datetime.datetime:
     """When the first message after a range was stored; the present time without such a message."""
+    if isinstance(head, HybridHead):
+        if times := head.archive.times(extent.last + 1, head.next):
+            return times[0]
+        if head.is_deleted:
+            return utc_now()
     stream = js.stream(extent.stream)
     try:
         return stream.get_message(extent.last + 1, next_for=">", direct=False).timestamp

@@ -13,6 +13,7 @@ from jetspark.blocking import JetStream
 from jetspark.blocking.context import context_of
 from jetspark.errors import ConfigError, StreamNotFound
 from jetspark.jetstream.info import StreamInfo
+from jetspark.lake.hybrid import Archives, HybridHead
 from jetspark.spark.offsets import Offset, Where, position_of
 from jetspark.spark.stream.source_options import SourceOptions
 from jetspark.state import scan
@@ -23,6 +24,7 @@ __all__ = [
     "check_time_has_come",
     "ends_of",
     "heads_of",
+    "is_deleted",
     "listed",
     "matching",
     "server_time",
@@ -36,8 +38,20 @@ LIST_PAGE = 256
 MAX_CHECKED = 4
 
 
-def heads_of(js: JetStream, names: Iterable[str]) -> list[Head]:
-    return [head_of(js.stream(name).cached_info) for name in names]
+def heads_of(js: JetStream, names: Iterable[str], archives: Archives | None = None) -> list[Head]:
+    """The heads of streams; with ``archives`` a stream need not exist any more."""
+    if archives is None:
+        return [_head(js, name) for name in names]
+    return [archives.whole(name, lambda _, name=name: _head(js, name)) for name in names]  # type: ignore[misc]
+
+
+def _head(js: JetStream, name: str) -> Head:
+    return head_of(js.stream(name).cached_info)
+
+
+def is_deleted(head: Head) -> bool:
+    """True if the stream does not exist any more, and is read from its archive."""
+    return isinstance(head, HybridHead) and head.is_deleted
 
 
 def matching(js: JetStream, pattern: str) -> list[Head]:
@@ -99,7 +113,7 @@ def check_readable(js: JetStream, heads: Iterable[Head], subjects: tuple[str, ..
         PermissionDenied: The connection may not make consumers.
     """
     context = context_of(js)
-    for head in islice(heads, MAX_CHECKED):
+    for head in islice((each for each in heads if not is_deleted(each)), MAX_CHECKED):
         if not scan.is_consumed(js.stream(head.stream).cached_info.config):
             context.run(scan.messages_from(context.api, head.stream, head.next, subjects))
 
@@ -115,7 +129,7 @@ def check_time_has_come(js: JetStream, options: SourceOptions, heads: Iterable[H
     moment = options.starting_timestamp
     if moment is None:
         return
-    head = next(iter(heads), None)
+    head = next((each for each in heads if not is_deleted(each)), None)
     now = server_time(None if head is None else js.stream(head.stream).cached_info)
     if moment > now:
         raise ConfigError(
@@ -145,4 +159,7 @@ def ends_of(js: JetStream, options: SourceOptions, heads: Iterable[Head]) -> lis
 def sequence_at(js: JetStream, head: Head, moment: datetime.datetime) -> int:
     """The sequence of the first message stored at or after ``moment``; the stream's end without such a message."""
     context = context_of(js)
-    return context.run(scan.sequence_at(context.api, head, moment))
+    if not isinstance(head, HybridHead):
+        return context.run(scan.sequence_at(context.api, head, moment))
+    found = head.next if head.is_deleted else context.run(scan.sequence_at(context.api, head.tail, moment))
+    return head.begin_at(moment, found)

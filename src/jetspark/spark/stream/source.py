@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,6 +19,7 @@ from pyspark.sql.types import StructType
 from jetspark.blocking import JetStream
 from jetspark.core.gc_tuning import seldom_collecting
 from jetspark.errors import ConfigError, PermissionDenied
+from jetspark.lake.hybrid import Archives, HybridHead
 from jetspark.spark.connections import patiently
 from jetspark.spark.offsets import Limits, Offset, StreamPosition, admit, plan, position_of
 from jetspark.spark.options import read_options
@@ -28,6 +29,7 @@ from jetspark.spark.stream.heads import (
     check_time_has_come,
     ends_of,
     heads_of,
+    is_deleted,
     listed,
     matching,
     starts_of,
@@ -35,6 +37,7 @@ from jetspark.spark.stream.heads import (
 from jetspark.spark.stream.reading import RangeReader
 from jetspark.spark.stream.source_options import SourceOptions
 from jetspark.spark.stream_follower import Follower, check_loss, count_from
+from jetspark.spark.survey import Count
 from jetspark.spark.tasks import shortly
 from jetspark.state.scan import Head, Range
 
@@ -45,6 +48,8 @@ _logger = logging.getLogger("jetspark.spark")
 FORMAT = "jetstream"
 # Named streams that are asked about one by one. More are looked up in the list of the account's streams.
 MAX_ASKED = 10
+# Opening an archive counts as that many requests.
+ARCHIVE_REQUESTS = 10
 
 
 def batch_reader(options: Mapping[str, str], schema: StructType) -> DataSourceReader:
@@ -67,10 +72,33 @@ def stream_reader(options: Mapping[str, str], schema: StructType) -> DataSourceS
     return StreamReader(read, check_schema(schema))
 
 
-def _find_heads(js: JetStream, options: SourceOptions) -> list[Head]:
+def _find_heads(js: JetStream, options: SourceOptions, archives: Archives | None = None) -> list[Head]:
     if options.stream_pattern is None:
-        return heads_of(js, options.stream)
+        return heads_of(js, options.stream, archives)
     return matching(js, options.stream_pattern)
+
+
+def _count_from(js: JetStream, heads: Iterable[Head]) -> Count:
+    """Counts the messages of streams and their archives."""
+    known = {head.stream: head for head in heads}
+
+    def count(stream: str, sequence: int) -> int:
+        head = known[stream]
+        if isinstance(head, HybridHead):
+            return head.count_from(sequence, partial(_in_stream, js, head))
+        return count_from(js, stream, sequence)
+
+    return count
+
+
+def _in_stream(js: JetStream, head: Head, sequence: int) -> int:
+    return 0 if is_deleted(head) else count_from(js, head.stream, sequence)
+
+
+def _with_archives(ranges: Iterable[Range], heads: Iterable[Head]) -> list[Range]:
+    """The ranges of a plan as tasks read them."""
+    hybrid = {head.stream: head for head in heads if isinstance(head, HybridHead)}
+    return [hybrid[part.stream].range_of(part) if part.stream in hybrid else part for part in ranges]
 
 
 class RangePartition(InputPartition):
@@ -106,18 +134,21 @@ class BatchReader(DataSourceReader):
         return [RangePartition(part) for part in ranges]
 
     def _plan(self, js: JetStream) -> list[Range]:
-        options = self._options
-        heads = self._find_heads(js)
+        options, archives = self._options, self._options.archives()
+        archives.open(options.stream)
+        heads = [archives.extend(head) for head in self._stream_heads(js, archives)]
         if not heads:
             raise ConfigError(f"{options.which}: no stream has such a name; it has to match the whole of it")
         check_readable(js, heads, options.subjects)
         start = starts_of(js, options, heads, "earliest")
         ends = ends_of(js, options, heads)
         check_loss(start, ends, is_allowed=not options.fail_on_data_loss)
-        return plan(start, admit(start, ends, Limits(), options.sizes, partial(count_from, js)))
+        end = admit(start, ends, Limits(), options.sizes, _count_from(js, heads))
+        return _with_archives(plan(start, end), heads)
 
-    def _find_heads(self, js: JetStream) -> list[Head]:
-        return _find_heads(js, self._options)
+    def _stream_heads(self, js: JetStream, archives: Archives) -> list[Head]:
+        """The heads of the streams, without their archives."""
+        return _find_heads(js, self._options, archives)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _read(self._options, self._schema, partition)
@@ -141,16 +172,29 @@ class StreamReader(Follower):
         """Requests that the list of the account's streams takes, as far as known; infinite without the permission."""
         self._left_out = 0
         """Streams that the last list left out."""
+        self._archives = options.archives()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         self._check_repeated(start, end)
         ranges = plan(Offset.from_json(start), Offset.from_json(end), self._options.subjects)
-        return [RangePartition(part) for part in ranges]
+        return [RangePartition(part) for part in _with_archives(ranges, self._heads)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _read(self._options, self._schema, partition)
 
     def _find_heads(self, js: JetStream) -> list[Head]:
+        self._archives.open(self._options.stream)
+        return [self._archives.extend(head) for head in self._stream_heads(js)]
+
+    def _messages_from(self, stream: str, sequence: int) -> int:
+        ask = super()._messages_from
+        for head in self._heads:
+            if isinstance(head, HybridHead) and head.stream == stream:
+                return head.count_from(sequence, partial(ask, stream))
+        return ask(stream, sequence)
+
+    def _stream_heads(self, js: JetStream) -> list[Head]:
+        """The present heads of the streams, without their archives."""
         options = self._options
         if not self._is_reached:
             heads = _find_heads(js, options)  # each of them, or an error: a new query must not begin without one
@@ -180,7 +224,9 @@ class StreamReader(Follower):
         return heads
 
     def _requests(self) -> int:
-        return int(self._pages) + self._left_out if self._is_list_shorter else len(self._options.stream)
+        requests = int(self._pages) + self._left_out if self._is_list_shorter else len(self._options.stream)
+        # While the stream removes what is not archived, each look opens the archive again.
+        return requests + ARCHIVE_REQUESTS * self._archives.has_gap
 
     def _starts_of(self, js: JetStream, heads: list[Head]) -> Offset:
         check_time_has_come(js, self._options, heads)

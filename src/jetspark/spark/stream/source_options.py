@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from jetspark.core.subjects import validate_filter
 from jetspark.errors import ConfigError
 from jetspark.jetstream.checks import check_name
+from jetspark.lake.hybrid import Archives
+from jetspark.lake.reading import ArchiveRoot
 from jetspark.spark.offsets import Limits, Sizes, Where
-from jetspark.spark.options import Connecting, boolean, check_disjoint, count, milliseconds, names, option, size
+from jetspark.spark.options import Connecting, boolean, check_disjoint, count, milliseconds, names, option, size, text
 
 __all__ = ["Bound", "SourceOptions", "moment"]
 
@@ -85,6 +87,17 @@ def moment(value: str) -> datetime.datetime:
         raise ValueError("milliseconds since 1970 or ISO 8601 such as 2026-03-20T10:14:30Z") from None
 
 
+def pairs(value: str) -> tuple[tuple[str, str], ...]:
+    """A JSON object of texts."""
+    try:
+        found = json.loads(value)
+        if isinstance(found, dict) and all(isinstance(each, str) for each in found.values()):
+            return tuple(sorted(found.items()))
+    except ValueError:
+        pass
+    raise ValueError('JSON such as {"aws_region": "eu-west-1"}')
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOptions(Connecting):
     """Streams and filters to read, the range, and the limits of batches and partitions."""
@@ -135,6 +148,22 @@ class SourceOptions(Connecting):
         default=120.0,
         name="fetchTimeoutMs",
     )
+    archive: str | None = option(
+        text, "root of an archive with the stream: older messages come from there; a folder, or a URI such as s3://..."
+    )
+    archive_options: tuple[tuple[str, str], ...] = option(
+        pairs,
+        'options of the archive\'s store, as JSON such as `{"aws_region": "eu-west-1"}`; credentials are better in the '
+        "environment of driver and executors",
+        default=(),
+        secret=True,
+    )
+
+    def archives(self) -> Archives:
+        """The archives of the streams; none without the option."""
+        root = None if self.archive is None else ArchiveRoot(self.archive, dict(self.archive_options))
+        # Of streams that a pattern matches, new ones may have no archive yet.
+        return Archives(root, may_lack=self.stream_pattern is not None)
 
     @property
     def wanted_subjects(self) -> tuple[str, ...]:
@@ -169,6 +198,8 @@ class SourceOptions(Connecting):
                 if not self.has(name):
                     raise ConfigError(f"{option_name}: {name!r} is not one of {self.which}")
         self._check_order()
+        if self.archive_options and self.archive is None:
+            raise ConfigError("archiveOptions: expected together with archive")
 
     def has(self, name: str) -> bool:
         """True if the options select a stream of this name."""
