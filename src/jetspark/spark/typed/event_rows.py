@@ -65,7 +65,7 @@ class EventRowMaker:
         return self._typed.make(messages, self._raw.of_stored(stream, messages))
 
     def of_archived(self, stream: str, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Of rows of an archive with :attr:`archive_columns`."""
+        """Convert rows of an archive that have :attr:`archive_columns`."""
         return self._typed.of_archived(rows, has_headers=self._has_headers)
 
     def warn(self) -> None:
