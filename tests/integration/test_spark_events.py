@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from support import typed
+from support.archive_ranges import archive_stream
 from support.names import new_name
 from support.typed import Moved, Old, Paid, Placed, Refunded, Shaped, app, message, placed, unreadable
 
@@ -18,6 +19,7 @@ from jetspark import StreamConfig
 from jetspark.app.columns import EventColumns
 from jetspark.blocking import JetStream
 from jetspark.errors import ConfigError, StreamNotFound
+from jetspark.lake.reading import ArchiveRoot
 from jetspark.server import NatsServer
 
 pytest.importorskip("pyspark")
@@ -190,6 +192,25 @@ def test_a_view_in_sql(spark: SparkSession, server: NatsServer, shop: JetStream)
         ("o-0", sum(range(0, COUNT, 7))),
         ("o-1", sum(range(1, COUNT, 7))),
     ]
+
+
+def test_older_events_come_from_an_archive_of_the_stream(
+    spark: SparkSession, server: NatsServer, shop: JetStream, tmp_path: Path
+) -> None:
+    broken = break_some(shop)
+    given: Any = {"servers": server.url, "archive": str(tmp_path / "lake"), "unreadable": "keep"}
+    before = by_sequence(events(spark, app, Paid, servers=server.url, unreadable="keep"))
+    archive_stream(shop, tmp_path / "lake", app.stream, until=COUNT)
+    shop.stream(app.stream).purge(up_to_sequence=COUNT - 10)
+    fill(shop, COUNT, COUNT + 5)
+    after = by_sequence(events(spark, app, Paid, **given))
+    assert after[: len(before)] == before
+    assert [row.cents for row in after if row.cents is not None] == list(range(COUNT + 5))
+    assert len(after) == COUNT + 5 + len(broken)
+    root = ArchiveRoot(str(tmp_path / "lake"))
+    frame = stream_events(spark, app, Paid, **given | {"archive": root}, startingOffsets="earliest")
+    until_now(frame, tmp_path)
+    assert read_back(spark, tmp_path) == after
 
 
 # ---- messages that cannot be read ------------------------------------------------------------------------------------

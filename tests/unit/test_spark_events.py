@@ -26,6 +26,7 @@ from jetspark.core.headers import Headers
 from jetspark.core.message import CoreMessage
 from jetspark.errors import ConfigError, ContractViolation, UnreadableEvent
 from jetspark.jetstream.info import StoredMessage
+from jetspark.lake.rows import rows_of as archived
 from jetspark.spark.options import describe
 from jetspark.spark.stream.source_options import SourceOptions
 from jetspark.spark.typed.event_options import EventOptions, typed_read
@@ -69,10 +70,11 @@ def stored(sent: Sequence[Sent]) -> list[StoredMessage]:
 
 
 def rows_of(rows: EventRowMaker, sent: Sequence[Sent]) -> list[dict[str, Any]]:
-    """The rows; of delivered messages and of those read without a consumer, which are the same."""
+    """The rows; of delivered messages, of those read without a consumer and of archived ones, which are the same."""
     made = rows.of_messages("TYPED", delivered(sent))
     made.validate(full=True)
     assert rows.of_stored("TYPED", stored(sent)) == made
+    assert rows.of_archived("TYPED", archived("TYPED", delivered(sent))) == made
     return list(made.to_pylist())
 
 

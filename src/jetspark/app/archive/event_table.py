@@ -3,7 +3,7 @@
 A commit adds rows and moves the position, the transaction ``jetspark/<stream>/<created>`` of the table, from the
 version that was read and without the library's retries. So of two writers at the same position one succeeds, and rows
 are there once. A commit whose outcome is unknown is resolved by reading the position again: rows are a function of the
-raw table, so whoever has moved it has added the same rows.
+raw table, so a writer that moved the position has added the same rows.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def _check_additive(old: pa.Schema, new: pa.Schema, uri: str) -> None:
 
 
 def _change(old: pa.DataType, new: pa.DataType, path: str) -> str:
-    """The first difference that is not a new field; empty if there is none."""
+    """The first difference other than a new field, or an empty text."""
     if pa.types.is_struct(old) and pa.types.is_struct(new):
         known = {each.name: each.type for each in old}
         parts = [(known[each.name], each.type, f"{path}.{each.name}") for each in new if each.name in known]

@@ -146,7 +146,7 @@ class TypedTables:
         return f"events/{contract.type}" + (f"@{contract.version}" if len(versions) > 1 else "")
 
     def _add(self, name: str, table: EventTable, chunk: _Chunk) -> None:
-        """Add the rows of one table, behind those that it has."""
+        """Append the new rows of one table."""
         sequences = pc.struct_field(chunk.rows.column(ENVELOPE), "sequence")
         is_own = pc.is_valid(chunk.rows.column(name))
         while table.reached < chunk.end:

@@ -179,11 +179,14 @@ class TypedRows:
         arrays |= {ENVELOPE: self._envelopes(selected), UNREADABLE: self._unreadable(selected)}
         return pa.RecordBatch.from_arrays([arrays[name] for name in self._schema.names], schema=self._schema)
 
-    def of_archived(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """As :meth:`make`, of rows with :data:`ARCHIVE_COLUMNS`."""
+    def of_archived(self, rows: pa.RecordBatch, *, has_headers: bool = True) -> pa.RecordBatch:
+        """As :meth:`make`, of rows with :data:`ARCHIVE_COLUMNS`; without ``has_headers`` the headers are null."""
         blocks = block_column(rows.column("headers"), rows.column("raw_headers"))
         columns = (rows.column("subject"), rows.column("data"), blocks)
-        return self.make(list(map(_Archived, *(each.to_pylist() for each in columns))), rows.select(list(_RAW)))
+        raw = rows.select(list(_RAW))
+        if not has_headers:
+            raw = raw.set_column(_RAW.index("headers"), "headers", pa.nulls(len(rows), _HEADERS))
+        return self.make(list(map(_Archived, *(each.to_pylist() for each in columns))), raw)
 
     def _failure(self, raw: pa.RecordBatch, errors: Mapping[int, ContractViolation]) -> UnreadableEvent:
         first = min(errors)

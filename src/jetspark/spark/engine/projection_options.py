@@ -21,6 +21,7 @@ __all__ = [
     "keyword_options",
     "option_text",
     "servers_text",
+    "source_options",
 ]
 
 FORMAT = "jetstream_projection"
@@ -153,12 +154,19 @@ def keyword_options(kind: type[ReadingKeywords], given: Mapping[str, Any]) -> di
                 f"option {name!r}: expected to be left to the application, which says what is read, and to the "
                 f"arguments of the call; options are {', '.join(sorted(allowed.values()))}"
             )
-    options = {allowed.get(name.lower(), name): value for name, value in given.items()}
+    return source_options({allowed.get(name.lower(), name): value for name, value in given.items()})
+
+
+def source_options(given: Mapping[str, Any]) -> dict[str, str]:
+    """Keywords as options: an archive with its store's options, offsets of several streams as JSON."""
+    options = dict(given)
     if isinstance(root := options.get("archive"), ArchiveRoot):
         options["archive"] = root.uri
         if root.options:
-            options["archiveOptions"] = json.dumps(dict(root.options))
-    return {name: option_text(value) for name, value in options.items()}
+            options["archiveOptions"] = dict(root.options)
+    return {
+        name: json.dumps(value) if isinstance(value, Mapping) else option_text(value) for name, value in options.items()
+    }
 
 
 def servers_text(servers: Any) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -10,7 +9,7 @@ from jetspark.app import App
 from jetspark.app.columns import ENVELOPE, UNREADABLE
 from jetspark.errors import ConfigError
 from jetspark.spark.engine.app_files import load_app, locate_app
-from jetspark.spark.engine.projection_options import ReadingKeywords, option_text, servers_text
+from jetspark.spark.engine.projection_options import ReadingKeywords, servers_text, source_options
 from jetspark.spark.formats import register
 from jetspark.spark.typed.event_options import FORMAT, contracts_of
 
@@ -114,7 +113,7 @@ def _options(
             f"would be left out; name this class, too, or write an upcast from version {other.version}"
         )
     register(spark)
-    given = {name: json.dumps(value) if isinstance(value, dict) else option_text(value) for name, value in more.items()}
+    given = source_options(more)
     given |= {"servers": servers_text(servers), "app": location.name, "type": ",".join(types), "unreadable": unreadable}
     # Rows are dropped by Spark, where they can be counted: a Python source has no metrics of its own.
     given["unreadable"] = "keep" if unreadable == "drop" else unreadable

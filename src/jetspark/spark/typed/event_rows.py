@@ -10,7 +10,7 @@ from pyspark.sql.types import StructType
 
 from jetspark.app.application import App
 from jetspark.app.columns.event_columns import ENVELOPE
-from jetspark.app.columns.typed_rows import TypedRows, typed_schema
+from jetspark.app.columns.typed_rows import ARCHIVE_COLUMNS, TypedRows, typed_schema
 from jetspark.app.contracts.catalogue import Contract
 from jetspark.core.message import CoreMessage
 from jetspark.core.subjects import on_one_of
@@ -36,6 +36,7 @@ class EventRowMaker:
     """Makes record batches of typed events; a :class:`~jetspark.spark.stream.reading.RowMaker`."""
 
     needs_contents = True
+    archive_columns = ARCHIVE_COLUMNS
 
     def __init__(
         self, app: App, contracts: Sequence[Contract], options: EventOptions, schema: pa.Schema, part: Range
@@ -54,6 +55,7 @@ class EventRowMaker:
             unreadable=options.unreadable,
             is_wanted=None if set(part.subjects) == set(wanted) else on_one_of(wanted),
         )
+        self._has_headers = options.include_headers
         self._raw = Columns(_RAW, has_headers=options.include_headers, created="")
 
     def of_messages(self, stream: str, messages: Sequence[CoreMessage]) -> pa.RecordBatch:
@@ -61,6 +63,10 @@ class EventRowMaker:
 
     def of_stored(self, stream: str, messages: Sequence[StoredMessage]) -> pa.RecordBatch:
         return self._typed.make(messages, self._raw.of_stored(stream, messages))
+
+    def of_archived(self, stream: str, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Convert rows of an archive that have :attr:`archive_columns`."""
+        return self._typed.of_archived(rows, has_headers=self._has_headers)
 
     def warn(self) -> None:
         """Log how many messages could not be read."""
