@@ -20,7 +20,7 @@ from benchmarks.projection_live import PROJECTION_LATENCY, PROJECTION_LIVE
 from benchmarks.projection_spark import PROJECTION_SPARK, PROJECTION_SPARK_FIRST
 from benchmarks.request_latency import REQUEST_LATENCY
 from benchmarks.spark import SPARK_READ, SPARK_READ_LARGE, SPARK_WRITE
-from benchmarks.typed_events import SPARK_EVENTS
+from benchmarks.typed_events import SPARK_EVENTS, SPARK_EVENTS_WRITE
 from benchmarks.workload import Workload
 from jetspark.errors import ConfigError
 
@@ -53,6 +53,7 @@ WORKLOADS: dict[str, Workload] = {
         SPARK_READ_LARGE,
         SPARK_EVENTS,
         SPARK_WRITE,
+        SPARK_EVENTS_WRITE,
         HYBRID_READ,
         ARCHIVE,
         PROJECTION_LIVE,

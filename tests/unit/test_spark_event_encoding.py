@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import pickle
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,10 +22,16 @@ from jetspark.app.contracts.envelope import derived_id
 from jetspark.app.stored_events import StoredEvent
 from jetspark.core.headers import decode as decode_headers
 from jetspark.errors import ConfigError, InvalidRows
+from jetspark.spark.options import describe
+from jetspark.spark.stream.sink import WritingOptions
 from jetspark.spark.stream.writing import Destination, Rows
 from jetspark.spark.tasks import TaskId
 from jetspark.spark.typed.event_encoding import EventEncoder, MetadataColumns, RowSpool
+from jetspark.spark.typed.event_sink import EventSinkOptions
+from jetspark.spark.typed.event_writes import EventSinkKeywords
 from jetspark.spark.typed.refused_rows import RefusedRows
+
+PAGE = Path(__file__).parents[2] / "docs" / "spark-events.md"
 
 NOW = datetime.datetime(2026, 3, 15, 10, 15, 30, 123456, tzinfo=datetime.UTC)
 TASK = TaskId("query", 7, 3)
@@ -63,6 +70,18 @@ def row(**values: Any) -> dict[str, Any]:
 
 def ids(rows: Rows) -> list[str]:
     return [json.loads(data)["id"] for data in rows.data]
+
+
+def test_write_events_takes_the_options_of_the_format_that_no_argument_says() -> None:
+    said = {"servers", "app", "appFolder", "type"}
+    assert {*EventSinkKeywords.__annotations__} == {each.name for each in describe(EventSinkOptions)} - said
+
+
+def test_every_option_is_on_the_page() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    shared = {entry.name for entry in describe(WritingOptions)} | {"app", "appFolder", "type"}
+    own = {entry.name for entry in describe(EventSinkOptions)} - shared
+    assert [name for name in sorted(own) if f"| `{name}` |" not in page] == []
 
 
 # ---- messages --------------------------------------------------------------------------------------------------------
