@@ -4,9 +4,9 @@
 :data:`GENERATED`. ``--check`` writes nothing: it compares, shows what differs, and fails. Every other module of the two
 drivers is written by hand, because threads differ from tasks there: ``tests/unit/test_unasync.py`` lists them.
 
-What only threads need is a comment in the asyncio module, where it costs nothing: of ``# In threads: with link.lock:``
-the twin has the statement, around the rest of the block. What only asyncio needs goes: a statement whose first line
-ends with ``# asyncio only``, and the type ``AsyncIterable`` where it is one of several.
+What only threads need is a comment in the asyncio module, where it costs nothing: of ``# In threads: with
+transport.lock:`` the twin has the statement, around the rest of the block. What only asyncio needs goes: a statement
+whose first line ends with ``# asyncio only``, and the type ``AsyncIterable`` where it is one of several.
 
 Then a module is rewritten token by token. ``async`` and ``await`` go, names and the words of texts change as the tables
 say. At last ruff takes unused imports away, makes ``yield from`` of loops that only yield, and formats.
@@ -36,7 +36,7 @@ GENERATED = (
     "batch_input",
     "jetstream",
     "kv",
-    "link_calls",
+    "transport_calls",
     "message",
     "object_reader",
     "object_writer",

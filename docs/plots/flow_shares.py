@@ -23,7 +23,7 @@ from jetspark.publish.fast_batch import FastMachine
 from jetspark.publish.fast_options import FastBatchOptions
 from jetspark.testing import ModelServer
 from jetspark.testing.network import Front, Network, Publication, VirtualClock
-from jetspark.testing.simulation import SimulatedLink
+from jetspark.testing.simulation import SimulatedTransport
 
 HERE = Path(__file__).parent
 
@@ -61,17 +61,17 @@ class Publisher:
     """Has always something to send, and sends whatever there is room for."""
 
     def __init__(self, network: Network, name: str) -> None:
-        self._link = SimulatedLink(network, name=name)
+        self._transport = SimulatedTransport(network, name=name)
         self._clock = network.clock
         self._item = (f"events.{name}", b"x" * 128)
-        self.batch = FastMachine(self._link.machine, self, FastBatchOptions())
-        self._link.listeners.append(self._on_event)
-        self._link.open()
+        self.batch = FastMachine(self._transport.machine, self, FastBatchOptions())
+        self._transport.listeners.append(self._on_event)
+        self._transport.open()
 
     def _on_event(self, event: ConnectionEvent) -> None:
         if self.batch.is_new:
             self.batch.start(self._item, self._clock.now)
-            self._link.schedule_flush()
+            self._transport.schedule_flush()
 
     pending_messages = 0
 
@@ -82,7 +82,7 @@ class Publisher:
         self.batch.on_replies(self._clock.now)
         if room := self.batch.sender.room:
             self.batch.sender.add_many([self._item] * room, self._clock.now)
-            self._link.schedule_flush()
+            self._transport.schedule_flush()
 
 
 def measure(publishers: int, round_trip_s: float) -> Row:

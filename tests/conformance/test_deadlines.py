@@ -408,7 +408,7 @@ SEVERAL_REQUESTS: dict[str, Callable[[Late], Awaitable[Any]]] = {
     "ordered.messages": lambda t: _first(t.stream.ordered_consumer().messages()),
     "kv.keys": lambda t: _first(t.kv.keys()),
     "kv.snapshot": lambda t: t.kv.snapshot(["k"], at=1),
-    "store.get_bytes": lambda t: t.store.get_bytes("link"),
+    "store.get_bytes": lambda t: t.store.get_bytes("transport"),
     "store.update_meta": lambda t: t.store.update_meta("a", jetspark.ObjectMeta(name="b")),
 }
 
@@ -422,7 +422,7 @@ async def test_the_requests_of_one_operation_share_its_time_out(driver: Driver, 
         await js.publish("s", b"")
         await (await js.create_kv(KVConfig(bucket="b", history=2))).put("k", b"")
         store = await js.create_object_store("o")
-        await store.add_link("link", await store.put("a", b"content"))
+        await store.add_link("transport", await store.put("a", b"content"))
 
         contexts = [nc.jetstream(prefix=prefix, timeout=ONE_ANSWER_S) for _ in SEVERAL_REQUESTS]
         things = await asyncio.gather(*(Late.open(each) for each in contexts))
@@ -522,9 +522,9 @@ async def test_a_thousand_cancelled_waits_leave_nothing_behind(own: NatsServer) 
 
 def waits_of(client: Any, subscription: Any = None) -> int:
     """How many waits a client knows of."""
-    link, machine = client._link, client._machine
+    transport, machine = client._transport, client._machine
     count = len(machine.requests) + sum(ping.handle is not None for ping in machine._pings)
-    count += len(link.room._waiters)
+    count += len(transport.room._waiters)
     for publisher in client._publishers.values():
         count += len(publisher._room._waiters) + len(publisher._all_done._waiters)
     if subscription is not None:

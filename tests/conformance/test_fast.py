@@ -111,7 +111,7 @@ class FullBuffer:
         for name in ("publish_frame", "publish_frames"):
             monkeypatch.setattr(client._machine, name, self._limited(getattr(client._machine, name)))
         # Nobody is told that there is room in what only seems to be full.
-        monkeypatch.setattr(client._link, "room", Polled(client._link.room))
+        monkeypatch.setattr(client._transport, "room", Polled(client._transport.room))
 
     def fill(self) -> None:
         self.is_full_until = self._loop.time() + self._seconds

@@ -190,15 +190,15 @@ def _more(now: Counter[str], before: Counter[str]) -> dict[str, int]:
 def _left(world: World) -> Counter[str]:
     """Everything that an operation should have taken away with it."""
     client = world.nc._target if world.is_blocking else world.nc
-    machine, link = client._machine, client._link
+    machine, transport = client._machine, client._transport
     left = Counter[str]()
     left["subscriptions"] = len(machine.subscriptions.all)
     left["requests"] = len(machine.requests)
     left["flushes"] = sum(ping.handle is not None for ping in machine._pings)
-    left["attached"] = len(link.dispatcher.attached)
+    left["attached"] = len(transport.dispatcher.attached)
     left["threads"] = sum(not thread.name.startswith(("test", "asyncio_")) for thread in threading.enumerate())
     if world.is_blocking:
-        left["guests"] = bool(link._lease.holder)
+        left["guests"] = bool(transport._lease.holder)
     else:
         left["tasks"] = len(asyncio.all_tasks())
         loop = asyncio.get_running_loop()

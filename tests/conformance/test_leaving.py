@@ -336,14 +336,14 @@ async def test_one_readers_mistake_does_not_end_the_connection_of_the_others(
         client = getattr(nc, "_target", nc)
         broken = _Broken()
         client._machine.subscribe("news", reader=broken)
-        client._link.dispatcher.attach(broken)
+        client._transport.dispatcher.attach(broken)
         good = await nc.subscribe("news")
         for number in range(3):
             await nc.publish("news", b"%d" % number)
         await nc.flush()
         for number in range(3):
             assert (await good.next(30)).data == b"%d" % number
-        client._link.dispatcher.report(jetspark.JetSparkError("something else"))
+        client._transport.dispatcher.report(jetspark.JetSparkError("something else"))
         assert not events.of(Disconnected)
         assert {str(event.error) for event in events.of(jetspark.ErrorReported)} == {"a mistake", "something else"}
         assert "a mistake" in caplog.text

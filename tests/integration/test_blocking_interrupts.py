@@ -147,16 +147,16 @@ def test_a_session_that_ends_when_a_thread_is_about_to_read_it_is_no_error_of_th
     server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with connected(server) as nc:
-        link, ended = nc._link, list[object]()
+        transport, ended = nc._transport, list[object]()
 
         class EndsTheSession(selectors.PollSelector):
             """Made by a thread that is to read in place of the connection's, before it looks at the socket."""
 
             def __enter__(self) -> Self:
                 if not ended:
-                    ended.append(link._socket)
-                    link.give_up_session()
-                    while link._socket is ended[0]:
+                    ended.append(transport._socket)
+                    transport.give_up_session()
+                    while transport._socket is ended[0]:
                         time.sleep(0.001)
                 return self
 

@@ -137,7 +137,7 @@ def test_closing_ends_the_wait_of_the_thread_that_reads() -> None:
 
         asking = threading.Thread(target=ask)
         asking.start()
-        while not nc._link._lease.holder:
+        while not nc._transport._lease.holder:
             time.sleep(0.001)
         nc.publish("anything")  # with another thread reading, the rest still works
         nc.flush()
@@ -231,14 +231,14 @@ def test_closing_ends_the_thread_that_waits_for_a_greeting() -> None:
         accepted, _ = silent.accept()
         with accepted:
             nc.close()
-            nc._link._thread.join(PATIENCE_S)
-            assert not nc._link._thread.is_alive()
+            nc._transport._thread.join(PATIENCE_S)
+            assert not nc._transport._thread.is_alive()
 
 
 def test_a_thread_that_has_the_number_of_one_that_has_ended_is_not_taken_for_it() -> None:
     """The system gives the number of the connection's thread to the next one, once the connection is closed."""
     with NatsServer(jetstream=False) as server, jetspark.blocking.connect(server.url) as client:
-        number = client._link._thread.ident
+        number = client._transport._thread.ident
     found: list[Exception] = []
 
     def ask() -> None:

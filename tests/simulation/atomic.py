@@ -57,12 +57,12 @@ class AtomicRun(Run):
 
     def _live(self) -> Generator[Request | Sleep, Any, None]:
         rng, number = self.world.rng, 1
-        while not self.link.machine.is_connected:
+        while not self.transport.machine.is_connected:
             yield Sleep(0.05)
         for burst in self.bursts:
             yield Sleep(burst.after_s)
             machine = self._class(
-                self.link.machine,
+                self.transport.machine,
                 Api(),
                 f"{self.name}-{number}",
                 ack_first=rng.random() < 0.8,
@@ -114,7 +114,7 @@ class AtomicRun(Run):
                         break
                     except BufferFull:
                         yield Sleep(0.05)
-                self.link.schedule_flush()
+                self.transport.schedule_flush()
                 if self.world.rng.random() < 0.2:
                     yield Sleep(self.world.rng.choice([0.0, 0.01, 1.0, 11.0]))
         if not last:
@@ -133,10 +133,10 @@ class AtomicRun(Run):
             self.clock.after(step.seconds, lambda: self._go(lambda script: script.send(None)))
         else:
             self._ask(step, LEADERLESS_RETRIES if step.may_be_leaderless else 0)
-        self.link.deliver_events()
+        self.transport.deliver_events()
 
     def _ask(self, request: Request, retries: int) -> None:
-        connection = self.link.machine
+        connection = self.transport.machine
         if request.is_silent:
             try:
                 connection.publish(request.subject, request.data, headers=request.headers)
@@ -144,7 +144,7 @@ class AtomicRun(Run):
                 refused = error
                 self._go(lambda script: script.throw(refused))
                 return
-            self.link.schedule_flush()
+            self.transport.schedule_flush()
             self.clock.after(0.0, lambda: self._go(lambda script: script.send(None)))
             return
 
@@ -168,14 +168,14 @@ class AtomicRun(Run):
         try:
             token = connection.request(answered, request.subject, request.data, request.headers)
         except BufferFull:
-            self.link.call_when_there_is_room(lambda: self._ask(request, retries))
+            self.transport.call_when_there_is_room(lambda: self._ask(request, retries))
             return
         except JetSparkError as error:
             refused_at_once = error
             self._go(lambda script: script.throw(refused_at_once))
             return
         timer = self.clock.after(self._timeout_s, out_of_patience)
-        self.link.schedule_flush()
+        self.transport.schedule_flush()
 
     # ---- nothing is paced --------------------------------------------------------------------------------------
 

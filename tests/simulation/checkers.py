@@ -291,7 +291,7 @@ class MemoryIsBounded(Judge):
     """No more is kept than was agreed, by the publisher and by the connection."""
 
     def look(self, world: World, run: Run) -> None:
-        connection = run.link.machine
+        connection = run.transport.machine
         limit = max(connection.options.send_buffer_bytes, PIECE_BYTES) + CONTROL_BYTES
         require(connection.out_bytes <= limit, run, "the connection keeps too much", connection.out_bytes)
         if not isinstance(run, EndlessRun):

@@ -23,7 +23,7 @@ from jetspark.publish.fast_publisher import FastPublisherMachine
 from jetspark.publish.outgoing import CHUNK_MESSAGES, Item
 from jetspark.testing import BatchLimits, Delivery, ModelServer
 from jetspark.testing.network import Front, Network, NetworkTimer, VirtualClock
-from jetspark.testing.simulation import FaultPlan, Faults, SimulatedLink
+from jetspark.testing.simulation import FaultPlan, Faults, SimulatedTransport
 
 STREAM = "EVENTS"
 MAX_MESSAGE_BYTES = 2000
@@ -98,11 +98,11 @@ class World:
         """Whether a leader was cut off from the other replicas."""
         return any(what in ("partition", "cut off leader") for _, what, _ in self.faults.happened)
 
-    def link(self, name: str, *, send_buffer_bytes: int = 8 << 20) -> SimulatedLink:
+    def transport(self, name: str, *, send_buffer_bytes: int = 8 << 20) -> SimulatedTransport:
         options = ConnectOptions(send_buffer_bytes=send_buffer_bytes, ping_interval_s=5.0, reconnect_wait_max_s=1.0)
-        link = SimulatedLink(self.network, name=name, options=options)
-        link.open()
-        return link
+        transport = SimulatedTransport(self.network, name=name, options=options)
+        transport.open()
+        return transport
 
     def stored(self, name: str) -> list[int]:
         """The numbers of a run's messages that are in the stream, in its order."""
@@ -148,14 +148,18 @@ class Run:
     """It must be over so long after the last fault and the last message. The longest that can follow on each other: a
     session that has to be found dead and established again, a batch's timeout twice, some hundred windows of one."""
 
-    def __init__(self, world: World, name: str, bursts: Sequence[Burst], *, link: SimulatedLink | None = None) -> None:
+    def __init__(
+        self, world: World, name: str, bursts: Sequence[Burst], *, transport: SimulatedTransport | None = None
+    ) -> None:
         self.world, self.name, self.clock = world, name, world.clock
         self.bursts = bursts
         self.total = sum(burst.messages for burst in bursts)
         self.available = 0
         self.checkers: list[Checker] = []
-        self.link = link or world.link(name, send_buffer_bytes=world.rng.choice([4 << 10, 64 << 10, 8 << 20]))
-        self.link.listeners.append(self.on_event)
+        self.transport = transport or world.transport(
+            name, send_buffer_bytes=world.rng.choice([4 << 10, 64 << 10, 8 << 20])
+        )
+        self.transport.listeners.append(self.on_event)
         self.disconnections = 0
         self.has_own_ids = False
         """Every message has an id of the caller's."""
@@ -233,13 +237,13 @@ class Run:
             if not self._waits_for_room:
                 self._waits_for_room = True
                 self._room_waits += 1
-                self.link.call_when_there_is_room(self._on_room)
+                self.transport.call_when_there_is_room(self._on_room)
                 waits = self._room_waits
                 self.clock.after(self.paced.room_timeout_s, lambda: self._on_no_room(waits))
         finally:
             self._is_stepping = False
-        if self.link.machine.out_bytes:
-            self.link.schedule_flush()
+        if self.transport.machine.out_bytes:
+            self.transport.schedule_flush()
         self._watch_clock()
         for checker in self.checkers:
             checker.look(self.world, self)
@@ -297,11 +301,11 @@ class BatchRun(Run):
         *,
         commits_with_message: bool = True,
         machine: type[FastMachine] = FastMachine,
-        link: SimulatedLink | None = None,
+        transport: SimulatedTransport | None = None,
     ) -> None:
-        super().__init__(world, name, bursts, link=link)
+        super().__init__(world, name, bursts, transport=transport)
         self.options = options
-        self.paced = self.batch = machine(self.link.machine, self, options)
+        self.paced = self.batch = machine(self.transport.machine, self, options)
         self.heard: list[tuple[int, int]] = []
         """Progress and messages for each ack, as the server told them since a checker last looked."""
         self._progress = self._msgs_per_ack = 0
@@ -333,7 +337,7 @@ class BatchRun(Run):
         def leave() -> None:
             self._has_left = True
             if by_dying:
-                self.link.close()
+                self.transport.close()
             else:
                 self.batch.abandon(self.clock.now)
                 self.settle()
@@ -471,7 +475,7 @@ class EndlessRun(Run):
 
     def set_machine(self, machine: type[FastPublisherMachine]) -> None:
         """Begin with a machine of this kind, and with the present options."""
-        self.paced = self.endless = machine(self.link.machine, self, self.options, now=self.clock.now)
+        self.paced = self.endless = machine(self.transport.machine, self, self.options, now=self.clock.now)
 
     def leave_after(self, seconds: float) -> None:
         """Go before the end, without waiting for anything."""

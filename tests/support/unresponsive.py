@@ -377,12 +377,12 @@ async def _fill(nc: Any) -> None:
     client = getattr(nc, "_target", nc)
     if client.is_closed:
         return
-    machine, link = client._machine, client._link
+    machine, transport = client._machine, client._transport
     rounds_in_vain = 0
     while rounds_in_vain < 3:
         rounds_in_vain += 1
-        with getattr(link, "lock", contextlib.nullcontext()):
-            link.flush()
+        with getattr(transport, "lock", contextlib.nullcontext()):
+            transport.flush()
             for size_bytes in (30_000, 1000, 1):
                 with contextlib.suppress(BufferFull):
                     while True:

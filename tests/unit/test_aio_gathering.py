@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-from jetspark.aio.transport import Link
+from jetspark.aio.transport import Transport
 
 
-class Gathering(Link):
-    """A link without a connection, which writes down how many requests each write has."""
+class Gathering(Transport):
+    """A transport without a connection, which writes down how many requests each write has."""
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
@@ -28,25 +28,25 @@ class Gathering(Link):
 
 
 async def test_one_request_after_the_other_is_written_at_once() -> None:
-    link = Gathering()
+    transport = Gathering()
     for number in range(1, 4):
-        await link.request()
-        assert link.writes == [1] * number
+        await transport.request()
+        assert transport.writes == [1] * number
         await asyncio.sleep(0)
 
 
 async def test_of_many_requests_in_one_step_all_but_the_first_share_a_write() -> None:
-    link = Gathering()
+    transport = Gathering()
     for _ in range(3):
-        await asyncio.gather(*(link.request() for _ in range(50)))
+        await asyncio.gather(*(transport.request() for _ in range(50)))
         await asyncio.sleep(0)
-    assert link.writes == [1, 49] * 3
+    assert transport.writes == [1, 49] * 3
 
 
 async def test_a_request_waits_for_nothing_but_the_end_of_the_step() -> None:
-    link = Gathering()
-    await link.request()
-    await link.request()
-    assert link.writes == [1]
+    transport = Gathering()
+    await transport.request()
+    await transport.request()
+    assert transport.writes == [1]
     await asyncio.sleep(0)
-    assert link.writes == [1, 1]
+    assert transport.writes == [1, 1]

@@ -12,9 +12,9 @@ from support.readers import SilentReader
 
 from jetspark.core.connection import Connection
 from jetspark.core.events import Closed, Disconnected, Reconnected
-from jetspark.core.link import WRITE_AT_BYTES
 from jetspark.core.options import ConnectOptions
 from jetspark.core.reconnect import parse_servers
+from jetspark.core.transport import WRITE_AT_BYTES
 from jetspark.errors import (
     BatchInDoubt,
     BatchPublishDisabled,
@@ -157,14 +157,14 @@ def test_what_the_server_wants_is_made_ready_in_pieces() -> None:
 
 
 class Driver(FastPublisherBase):
-    """A driver's publisher, as far as nothing is waited for; its link writes when it is told to."""
+    """A driver's publisher, as far as nothing is waited for; its transport writes when it is told to."""
 
     flush_is_scheduled = False
     due_at = 0.0
 
     def __init__(self, peer: Peer) -> None:
         self._publisher, self._connection, self._now = peer.endless, peer.connection, lambda: NOW
-        self._link: Any = self
+        self._transport: Any = self
         self._runner: Any = self
         self.writes: list[bytes] = []
 

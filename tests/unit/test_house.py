@@ -38,7 +38,7 @@ def test_the_drivers_are_written_by_hand_only_where_they_differ(house: ModuleTyp
 
 # Of classes with more methods than these look for the seam, before you raise anything here.
 LARGEST = {
-    "Link": 41,
+    "Transport": 41,
     "Conformance": 46,
 }
 

@@ -119,7 +119,7 @@ ONLY_BLOCKING = {
     "take_over",
     "wake",  # the connection's thread
 }
-# Attributes of each link there: its loop's, or its own.
+# Attributes of each transport there: its loop's, or its own.
 OF_EACH_LINK_OF_ASYNCIO = {"flush_is_scheduled", "idle_s", "new_waiter", "now"}
 
 
@@ -128,6 +128,6 @@ def public(cls: type[Any]) -> set[str]:
 
 
 def test_both_links_have_the_same_methods() -> None:
-    aio, blocking = public(jetspark.aio.transport.Link), public(jetspark.blocking.transport.Link)
+    aio, blocking = public(jetspark.aio.transport.Transport), public(jetspark.blocking.transport.Transport)
     assert aio - blocking == ONLY_ASYNCIO
     assert blocking - aio == ONLY_BLOCKING | OF_EACH_LINK_OF_ASYNCIO

@@ -28,21 +28,18 @@ def unasync() -> ModuleType:
 HAND_WRITTEN = {
     "__init__": "the blocking one also exports what `jetspark` itself does for asyncio",
     "ack_future": "a subclass of asyncio's future, against one that threads wait for and are called back by",
-    "ack_waits": "asyncio.wait against future.result(timeout)",
     "iterable_input": "a batch may take from the caller's iterator itself where no lock is held meanwhile",
     "message_condition": "who reads the socket while it waits",
-    "wakeup_pipe": "only threads that wait for sockets have to be woken",
     "callbacks": "callbacks in tasks or threads",
     "clock": "two clocks",
     "client_shutdown": "what becomes of a client that nobody closed; an end that is interrupted",
     "credentials": "with asyncio, a function that gives credentials is awaited",
     "files": "with asyncio, files are read and written in other threads",
-    "completion": "a cancellation can wait for the end of a step, an interrupt cannot",
-    "generators": "how a generator is run up to its first yield",
+    "completion": "how a generator is begun; a cancellation can wait for the end of a step, an interrupt cannot",
     "connect_result": "what `connect` returns is awaited or entered with asyncio",
     "transport": "the event loop, or sockets and a thread",
     "waiter": "futures and timers, or bare locks",
-    "socket_watch": "an event loop has a selector of its own",
+    "socket_watch": "an event loop has a selector of its own, and is woken by others",
 }
 
 

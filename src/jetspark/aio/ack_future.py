@@ -1,18 +1,19 @@
-"""The future of ``publish_async`` with asyncio."""
+"""The future of ``publish_async`` with asyncio, and waiting for it."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from jetspark.aio.runner import MachineRunner
-from jetspark.aio.transport import Link
+from jetspark.aio.transport import Transport
+from jetspark.errors import RequestTimeout
 from jetspark.jetstream.info import PubAck
 from jetspark.publish.window import HandleFacts, PublishWindow
 
-__all__ = ["AckFuture", "AckFutures"]
+__all__ = ["NOT_SENT", "AckFuture", "AckFutures", "error_of", "errors_of", "wait_for"]
 
 _logger = logging.getLogger("jetspark.aio")
 
@@ -47,8 +48,43 @@ class _FailedAckFuture(AckFuture):
 class AckFutures:
     """The futures of one window."""
 
-    def __init__(self, link: Link, runner: MachineRunner[PublishWindow]) -> None:
-        self.new: Callable[[], AckFuture] = partial(AckFuture, loop=link.loop)
+    def __init__(self, transport: Transport, runner: MachineRunner[PublishWindow]) -> None:
+        self.new: Callable[[], AckFuture] = partial(AckFuture, loop=transport.loop)
 
     def call_back(self) -> None:
         """Nothing to do: the event loop runs the callbacks of asyncio futures."""
+
+
+# ---- waiting ---------------------------------------------------------------------------------------------------------
+
+
+# A publish that raises one of these has sent nothing. Here that includes cancellation.
+NOT_SENT = BaseException
+
+
+async def wait_for(future: AckFuture, timeout_s: float, what: str) -> None:
+    """Wait until the message is stored.
+
+    Raises:
+        RequestTimeout: No acknowledgement within ``timeout_s``.
+    """
+    # Unlike `await future`, asyncio.wait() does not cancel the future when the caller is cancelled.
+    if not (await asyncio.wait({future}, timeout=timeout_s))[0]:
+        raise RequestTimeout(what, timeout_s)
+    future.result()
+
+
+async def error_of(future: AckFuture) -> Exception | None:
+    """Wait for the acknowledgement; return its error, or None when the message is stored."""
+    try:
+        await future
+    except Exception as error:
+        return error
+    return None
+
+
+async def errors_of(futures: Sequence[AckFuture], timeout_s: float) -> list[BaseException | None]:
+    """Return the error of each future without raising it; None if it succeeded or is still pending at the timeout."""
+    if futures:
+        await asyncio.wait(futures, timeout=timeout_s)
+    return [future.exception() if future.done() else None for future in futures]

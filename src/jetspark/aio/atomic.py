@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from jetspark.aio import clock
 from jetspark.aio.context import DriverContext
-from jetspark.aio.link_calls import admit
+from jetspark.aio.transport_calls import admit
 from jetspark.core.arguments import iterate
 from jetspark.core.headers import HeadersLike
 from jetspark.core.numbers import timeout_of
@@ -81,7 +81,7 @@ class AtomicBatch(AtomicBatchBase, Block):
             await self._context.run(machine.ask(subject, data, fields), self._timeout_s, for_each=True)
             return
         try:
-            await admit(self._context.link, functools.partial(machine.add, subject, data, fields), self._timeout_s)
+            await admit(self._context.transport, functools.partial(machine.add, subject, data, fields), self._timeout_s)
         except TimeoutError:
             raise machine.give_up(self._timeout_s) from None
 
@@ -102,7 +102,9 @@ class AtomicBatch(AtomicBatchBase, Block):
                     return
             pack = machine.pack(waiting)
             try:
-                await admit(self._context.link, functools.partial(machine.send, pack), self._timeout_s, at_once=True)
+                await admit(
+                    self._context.transport, functools.partial(machine.send, pack), self._timeout_s, at_once=True
+                )
             except TimeoutError:
                 raise machine.give_up(self._timeout_s) from None
             if pack.error is not None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from jetspark.aio.runner import PacedRunner
-from jetspark.aio.transport import Link
+from jetspark.aio.transport import Transport
 from jetspark.publish.fast_batch import FastMachine
 from jetspark.publish.outgoing import Item
 
@@ -14,13 +14,17 @@ __all__ = ["BatchInput"]
 
 
 class BatchInput:
-    """Adds messages to one batch. With threads, callers hold the link's lock, except for :meth:`add_chunk`."""
+    """Adds messages to one batch. With threads, callers hold the transport's lock, except for :meth:`add_chunk`."""
 
     def __init__(
-        self, link: Link, runner: PacedRunner[FastMachine], batch: FastMachine, check_inside: Callable[[], None]
+        self,
+        transport: Transport,
+        runner: PacedRunner[FastMachine],
+        batch: FastMachine,
+        check_inside: Callable[[], None],
     ) -> None:
         """``check_inside`` raises outside of the batch's ``with`` block."""
-        self.link, self.runner, self.batch = link, runner, batch
+        self.transport, self.runner, self.batch = transport, runner, batch
         self._check_inside = check_inside
         self._has_opener = False
         """True while one caller's message opens the batch; other callers wait for the outcome."""
@@ -28,7 +32,7 @@ class BatchInput:
     async def add_chunk(self, chunk: list[Item]) -> None:
         """Add the items, waiting for room in between."""
         sender = self.batch.sender
-        # In threads: with self.link.lock:
+        # In threads: with self.transport.lock:
         while chunk:
             room = sender.room
             if room == 0:
@@ -59,7 +63,7 @@ class BatchInput:
         self._has_opener = True
         try:
             while batch.is_new:  # repeated while the stream has no leader, because then nothing was stored
-                if (reopen_at := batch.opening.reopen_at) is not None and reopen_at > self.link.now():
+                if (reopen_at := batch.opening.reopen_at) is not None and reopen_at > self.transport.now():
                     await runner.wait(reopen_at)
                     continue
                 runner.attach()

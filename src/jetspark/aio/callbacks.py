@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from jetspark.aio.message import Message
-from jetspark.aio.transport import Link
+from jetspark.aio.transport import Transport
 
 __all__ = ["Callback", "CallbackRunner", "call"]
 
@@ -23,8 +23,8 @@ async def call(callback: Callback, message: Message) -> None:
 class CallbackRunner:
     """Runs the callbacks of one subscription in a task of its own."""
 
-    def __init__(self, link: Link, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
-        self.task = link.loop.create_task(work(), name=name)
+    def __init__(self, transport: Transport, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
+        self.task = transport.loop.create_task(work(), name=name)
 
     async def join(self, deadline: float) -> bool:
         """Wait for the end; True when it came before the deadline. Called by its own callback, it returns at once."""

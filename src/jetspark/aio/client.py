@@ -14,12 +14,12 @@ from jetspark.aio.client_shutdown import ClientShutdown
 from jetspark.aio.completion import is_interrupt
 from jetspark.aio.context import DriverContext
 from jetspark.aio.jetstream import JetStream
-from jetspark.aio.link_calls import ask, drain_all, until_done, when_there_is_room
 from jetspark.aio.message import Message
 from jetspark.aio.publisher import WindowedPublisher
 from jetspark.aio.step_runner import run_steps
 from jetspark.aio.subscription import Callback, Subscription, subscribe
-from jetspark.aio.transport import DriverAuth, Link
+from jetspark.aio.transport import DriverAuth, Transport
+from jetspark.aio.transport_calls import ask, drain_all, until_done, when_there_is_room
 from jetspark.core import lifecycle
 from jetspark.core.arguments import function
 from jetspark.core.connection import Connection
@@ -28,7 +28,6 @@ from jetspark.core.driver_base import ClientBase
 from jetspark.core.events import OnEvent
 from jetspark.core.headers import HeadersLike
 from jetspark.core.lifecycle import AwaitAcks, Confirm, Ending, ReadUp
-from jetspark.core.link import WRITE_AT_BYTES, new_inbox
 from jetspark.core.numbers import check_timeout, timeout_of, whole
 from jetspark.core.options import ConnectOptions, TLSConfig
 from jetspark.core.reconnect import Server
@@ -36,6 +35,7 @@ from jetspark.core.requests import Collector
 from jetspark.core.requests import new_inbox as new_inbox_prefix
 from jetspark.core.step_runner import StepRun
 from jetspark.core.subscription import SubscriptionState
+from jetspark.core.transport import WRITE_AT_BYTES, new_inbox
 from jetspark.errors import BufferFull, JetSparkError, RequestTimeout
 from jetspark.jetstream.operations import Api, api_prefix
 from jetspark.publish.window import ACK_TIMEOUT_S, DEFAULT_WINDOW, MAX_OUTSTANDING, WhenFull, WindowOptions
@@ -66,12 +66,12 @@ class Client(ClientBase):
             message_class=Message,
             client=self,
         )
-        self._link = Link(self._machine, auth, tls, Dispatcher(_logger, on_event))
-        self._closing = ClientShutdown(self._link)
+        self._transport = Transport(self._machine, auth, tls, Dispatcher(_logger, on_event))
+        self._closing = ClientShutdown(self._transport)
 
     async def _open(self) -> Client:
         try:
-            await self._link.open()
+            await self._transport.open()
             self._closing.watch(self)
         except BaseException:
             self._closing.give_up()
@@ -105,21 +105,21 @@ class Client(ClientBase):
             ConnectionClosed: After ``close`` or ``drain``, also during the wait for room.
             UsageError: From another event loop than that of ``connect``.
         """
-        link, machine = self._link, self._machine
-        deadline = None if timeout is None else link.deadline(check_timeout(timeout))
+        transport, machine = self._transport, self._machine
+        deadline = None if timeout is None else transport.deadline(check_timeout(timeout))
         try:
-            # In threads: with link.lock:
+            # In threads: with transport.lock:
             if machine.out_bytes >= WRITE_AT_BYTES:
-                await link.write_and_wait(deadline)
-            if not link.flush_is_scheduled:  # asyncio only
-                link.flush_soon()  # before the message is accepted, because this also refuses callers of other loops
+                await transport.write_and_wait(deadline)
+            if not transport.flush_is_scheduled:  # asyncio only
+                transport.flush_soon()  # before the message is accepted, as this also refuses callers of other loops
             try:
                 machine.publish(subject, data, reply, headers)
             except BufferFull:  # no lambda: its closure variables would slow every publish down by a tenth
                 attempt = partial(machine.publish, subject, data, reply, headers)
-                await when_there_is_room(link, attempt, deadline)
-                link.flush_soon()  # asyncio only
-            # In threads: link.flush_soon()
+                await when_there_is_room(transport, attempt, deadline)
+                transport.flush_soon()  # asyncio only
+            # In threads: transport.flush_soon()
         except TimeoutError:
             raise RequestTimeout(f"publish to {subject!r}", timeout or 0, was_sent=False) from None
 
@@ -148,11 +148,11 @@ class Client(ClientBase):
                 ``send_buffer_bytes``, whichever is larger.
         """
         max_messages = whole("max_messages", max_messages, low=0)
-        with self._link.lock:
+        with self._transport.lock:
             if self._machine.out_bytes >= WRITE_AT_BYTES:
-                await self._link.write_and_wait()
+                await self._transport.write_and_wait()
         subscription = subscribe(
-            self._link,
+            self._transport,
             subject,
             queue,
             callback,
@@ -180,7 +180,7 @@ class Client(ClientBase):
                 room in the send buffer. The request may have arrived, unless ``was_sent`` is False.
         """
         timeout = timeout_of(timeout, self.options.request_timeout_s)
-        return await ask(self._link, subject, data, headers, timeout)
+        return await ask(self._transport, subject, data, headers, timeout)
 
     async def request_many(
         self,
@@ -206,13 +206,13 @@ class Client(ClientBase):
             PermissionDenied: The user may not publish there.
             RequestTimeout: There was no room in the send buffer within ``timeout``: nothing was sent.
         """
-        now = self._link.now
+        now = self._transport.now
         timeout = timeout_of(timeout, self.options.request_timeout_s)
         if stop is not None:
             function("stop", stop, "a function that takes a message")
         collector = Collector(subject, now=now(), timeout_s=timeout, stall_s=stall, max_messages=max_messages)
-        inbox = new_inbox(self._link)
-        answers = subscribe(self._link, inbox, answers_to=subject)
+        inbox = new_inbox(self._transport)
+        answers = subscribe(self._transport, inbox, answers_to=subject)
         # Not by ``with``: an interrupt at the first instruction of ``__exit__`` would leave the subscription behind.
         try:
             await self.publish(subject, data, reply=inbox, headers=headers, timeout=timeout)
@@ -261,7 +261,7 @@ class Client(ClientBase):
         context = DriverContext(
             client=self,
             connection=self._machine,
-            link=self._link,
+            transport=self._transport,
             api=Api(api_prefix(domain, prefix, self.options.jetstream_domain), self._machine),
             timeout_s=timeout_of(timeout, self.options.request_timeout_s),
             publisher=self._windowed_publisher(window),
@@ -270,7 +270,7 @@ class Client(ClientBase):
 
     def _windowed_publisher(self, options: WindowOptions = DEFAULT_WINDOW) -> WindowedPublisher:
         """The publisher for these options. Contexts share it, so all their messages use one window and one inbox."""
-        with self._link.lock:  # two threads must not create two: close() would wait for one of them only
+        with self._transport.lock:  # two threads must not create two: close() would wait for one of them only
             if options not in self._publishers:
                 self._publishers[options] = WindowedPublisher(self, options)
             return self._publishers[options]
@@ -289,7 +289,7 @@ class Client(ClientBase):
             RequestTimeout: No answer within ``timeout`` (default ``request_timeout_s``).
         """
         timeout = timeout_of(timeout, self.options.request_timeout_s)
-        await until_done(self._link, self._machine.flush, timeout, "flush")
+        await until_done(self._transport, self._machine.flush, timeout, "flush")
 
     async def drain(self, timeout: float | None = None) -> None:
         """Stop receiving, let every reader finish the messages received so far, send all buffered messages, close.
@@ -321,31 +321,31 @@ class Client(ClientBase):
         await self._end_by(lifecycle.close(self._machine), timeout)
 
     async def _end_by(self, steps: Ending, timeout_s: float) -> None:
-        deadline = self._link.deadline(timeout_s)
+        deadline = self._transport.deadline(timeout_s)
         if not self._closing.begin():
             await self._closing.wait(deadline)
             return
         try:
-            await run_steps(StepRun(steps), lambda step: self._perform(step, deadline), lock=self._link.lock)
+            await run_steps(StepRun(steps), lambda step: self._perform(step, deadline), lock=self._transport.lock)
         finally:
             self._closing.end()
 
     async def _perform(self, step: lifecycle.ClosingStep, deadline: float) -> Any:
-        may_wait, left_s = self._link.may_wait(), max(0.0, deadline - self._link.now())
+        may_wait, left_s = self._transport.may_wait(), max(0.0, deadline - self._transport.now())
         match step:
             case ReadUp(subscriptions):
                 return await self._read_up(subscriptions, deadline)
             case Confirm() if not may_wait:
                 raise RequestTimeout("close", 0)
             case Confirm():
-                await until_done(self._link, self._machine.flush, left_s, "close")
+                await until_done(self._transport, self._machine.flush, left_s, "close")
             case AwaitAcks() if may_wait:
                 await self._await_acks(deadline)
         return None
 
     async def _read_up(self, subscriptions: list[SubscriptionState], deadline: float) -> bool:
         """Stop the server's deliveries and wait for the readers; False when one has not finished by the deadline."""
-        if not await drain_all(self._link, subscriptions, max(0.0, deadline - self._link.now())):
+        if not await drain_all(self._transport, subscriptions, max(0.0, deadline - self._transport.now())):
             return False
         # Sequentially, not in new tasks or threads: a callback that drains must be recognised as its own reader.
         readers = [each.reader for each in subscriptions if each.reader is not None]
@@ -356,7 +356,7 @@ class Client(ClientBase):
         for publisher in list(self._publishers.values()):
             if publisher.outstanding:
                 with suppress(RequestTimeout):  # closing fails the remaining futures with the reason
-                    await publisher.complete(max(0.0, deadline - self._link.now()))
+                    await publisher.complete(max(0.0, deadline - self._transport.now()))
 
     async def __aenter__(self) -> Client:
         return self

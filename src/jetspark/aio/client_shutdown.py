@@ -8,7 +8,7 @@ import logging
 import weakref
 from typing import TYPE_CHECKING
 
-from jetspark.aio.transport import Link
+from jetspark.aio.transport import Transport
 from jetspark.core.events import log_never_closed
 from jetspark.core.lifecycle import lost
 
@@ -23,8 +23,8 @@ _logger = logging.getLogger("jetspark.aio")
 class ClientShutdown:
     """The shutdown of one client: the first caller closes it, later callers wait for that."""
 
-    def __init__(self, link: Link) -> None:
-        self._link = link
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
         self._is_watched = False
         """The client has connected, and its unsent messages have not been reported."""
         self._ended: asyncio.Future[None] | None = None
@@ -37,7 +37,7 @@ class ClientShutdown:
 
     def give_up(self) -> None:
         """Close the connection after a failed attempt to open it."""
-        self._link.connection.close()
+        self._transport.connection.close()
 
     def begin(self) -> bool:
         """True for the first caller, which has to close the client."""
@@ -57,21 +57,21 @@ class ClientShutdown:
             async with asyncio.timeout_at(deadline):
                 await asyncio.shield(self._ended)
         except TimeoutError:
-            failure = lost(self._link.connection)
+            failure = lost(self._transport.connection)
             self.end()
             if failure.unconfirmed_messages:
                 raise failure from None
 
     def end(self) -> None:
-        self._link.close()
+        self._transport.close()
         if self._ended is not None and not self._ended.done():
             self._ended.set_result(None)
 
     def log_unsent(self) -> None:
         """Warn if the client was never closed and messages are unsent; its loop may have ended."""
-        connection, is_watched = self._link.connection, self._is_watched
+        connection, is_watched = self._transport.connection, self._is_watched
         self._is_watched = False
-        if is_watched and not connection.is_closed and (unsent := self._link.unsent()) != (0, 0):
+        if is_watched and not connection.is_closed and (unsent := self._transport.unsent()) != (0, 0):
             log_never_closed(_logger, connection.server, *unsent)
 
     def __del__(self) -> None:

@@ -1,12 +1,26 @@
-"""Work that a cancellation must not stop half-way, with asyncio."""
+"""Generators that must run up to their first yield, and work that a cancellation must not stop half-way."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import suppress
 from typing import Any, TypeVar
 
-__all__ = ["is_interrupt", "run_to_completion"]
+__all__ = ["begun", "is_interrupt", "run_to_completion"]
+
+G = TypeVar("G", bound=AsyncGenerator[Any, None])
+
+
+def begun(generator: G) -> G:
+    """Run the generator up to its first yield, which must not await, and return it.
+
+    Python closes a generator that was never started without running its ``finally``, and without the loop's hooks.
+    """
+    with suppress(StopIteration):
+        generator.asend(None).send(None)
+    return generator
+
 
 T = TypeVar("T")
 

@@ -17,13 +17,13 @@ from jetspark.aio.message import Message
 from jetspark.aio.publisher import WindowedPublisher
 from jetspark.aio.step_runner import run_steps
 from jetspark.aio.subscription import Subscription, subscribe
-from jetspark.aio.transport import Link
+from jetspark.aio.transport import Transport
 from jetspark.core.connection import Connection
 from jetspark.core.driver_base import ContextBase
-from jetspark.core.link import new_inbox
 from jetspark.core.numbers import timeout_of
 from jetspark.core.step_runner import Sleep, StepRun
 from jetspark.core.subscription import SubscriptionKind
+from jetspark.core.transport import new_inbox
 from jetspark.errors import ConnectionClosed, NoResponders, RequestTimeout
 from jetspark.jetstream.errors import unavailable
 from jetspark.jetstream.operations import Api, Deadline, Operation, Request
@@ -51,7 +51,7 @@ class DriverContext(ContextBase[Message]):
 
     client: Client
     connection: Connection
-    link: Link
+    transport: Transport
     api: Api
     timeout_s: float
     """Default time limit of a call with all its requests."""
@@ -62,11 +62,11 @@ class DriverContext(ContextBase[Message]):
 
         ``on_event`` reports the errors that it raises, and the error that ends the subscription.
         """
-        return subscribe(self.link, subject, queue, direct=callback)
+        return subscribe(self.transport, subject, queue, direct=callback)
 
     def subscribe(self, subject: str, queue: str = "", **kind: Unpack[SubscriptionKind]) -> Subscription:
         """Start receiving; ``kind`` is what :meth:`Connection.subscribe` takes beside the subject and the queue."""
-        return subscribe(self.link, subject, queue, **kind)
+        return subscribe(self.transport, subject, queue, **kind)
 
     async def run(self, operation: Operation[T], timeout: float | None = None, *, for_each: bool = False) -> T:
         """Run an operation. ``timeout`` covers all its requests together, or with ``for_each`` each single one."""
@@ -106,7 +106,7 @@ class DriverContext(ContextBase[Message]):
     @asynccontextmanager
     async def asked(self, request: Request, timeout: float | None = None) -> AsyncIterator[Subscription]:
         """Many answers to one request, until the session ends; ``timeout`` is for room in the send buffer."""
-        inbox = new_inbox(self.link)
+        inbox = new_inbox(self.transport)
         async with self.subscribe(inbox, answers_to=request.subject, ends_with_session=True) as answers:
             await self.client.publish(request.subject, request.data, reply=inbox, timeout=timeout)
             yield answers

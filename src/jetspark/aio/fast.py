@@ -11,11 +11,11 @@ from jetspark.aio.batch_input import BatchInput
 from jetspark.aio.context import DriverContext
 from jetspark.aio.iterable_input import add_all
 from jetspark.aio.runner import PacedRunner
-from jetspark.aio.transport import Link
+from jetspark.aio.transport import Transport
 from jetspark.core.arguments import flag
 from jetspark.core.headers import HeadersLike
-from jetspark.core.link import WRITE_AT_BYTES
 from jetspark.core.numbers import check_timeout
+from jetspark.core.transport import WRITE_AT_BYTES
 from jetspark.errors import BufferFull, JetSparkError, RequestTimeout, UsageError
 from jetspark.jetstream.features import FAST_INGEST
 from jetspark.jetstream.info import PubAck
@@ -49,8 +49,8 @@ class _FastBlock(Block):
     _logger = logging.getLogger("jetspark.aio")
 
     def __init__(self, context: DriverContext) -> None:
-        self._context, self._link = context, context.link
-        self._connection, self._now = self._link.connection, self._link.now
+        self._context, self._transport = context, context.transport
+        self._connection, self._now = self._transport.connection, self._transport.now
 
     async def __aenter__(self) -> Self:
         # Asked once per server: one without fast ingest would store the first message as a plain one.
@@ -73,15 +73,15 @@ class FastBatch(_FastBlock, FastBatchBase):
     it is accepted. The data are copied at once.
     """
 
-    _link: Link
+    _transport: Transport
     _line = "async with js.fast_batch() as fast:"
 
     def __init__(self, context: DriverContext, options: FastBatchOptions) -> None:
         super().__init__(context)
-        self._runner: PacedRunner[FastMachine] = PacedRunner(self._link, self._on_step, self._report_news)
+        self._runner: PacedRunner[FastMachine] = PacedRunner(self._transport, self._on_step, self._report_news)
         self._batch = self._runner.run(FastMachine(self._connection, self._runner, options))
         self._sender = self._batch.sender  # an attribute of its own, because :meth:`add` reads it for every message
-        self._input = BatchInput(self._link, self._runner, self._batch, self._check_inside)
+        self._input = BatchInput(self._transport, self._runner, self._batch, self._check_inside)
 
     async def add(
         self,
@@ -104,11 +104,11 @@ class FastBatch(_FastBlock, FastBatchBase):
             InvalidSubject, InvalidHeader, PayloadTooLarge, ConfigError: The message cannot be sent; the batch
                 continues.
         """
-        batch, sender, link = self._batch, self._sender, self._link
+        batch, sender, transport = self._batch, self._sender, self._transport
         item: Item = (subject, data)
         if headers is not None or msg_id is not None or expect is not None or ttl is not None:
             item = (subject, data, publish_headers(headers, msg_id, expect, ttl))
-        # In threads: with link.lock:
+        # In threads: with transport.lock:
         if sender.sequence >= sender.limit and await self._input.open_or_wait(item):
             return FastReceipt(1, batch.acknowledged)
         try:
@@ -121,8 +121,8 @@ class FastBatch(_FastBlock, FastBatchBase):
         sequence = sender.sequence
         if self._connection.out_bytes >= WRITE_AT_BYTES or sequence == sender.wanted:
             await self._runner.write_and_wait()
-        elif not link.flush_is_scheduled:
-            link.flush_soon()
+        elif not transport.flush_is_scheduled:
+            transport.flush_soon()
         return _new(FastReceipt, (sequence, batch.acknowledged))
 
     async def add_many(self, items: Iterable[Item] | AsyncIterable[Item], *, commit: bool = False) -> FastReceipt:
@@ -159,10 +159,10 @@ class FastBatch(_FastBlock, FastBatchBase):
 
     async def ping(self) -> None:
         """Request an acknowledgement now. The batch requests them by itself where it needs them."""
-        # In threads: with self._link.lock:
+        # In threads: with self._transport.lock:
         self._batch.check()
         self._batch.ping(self._now())
-        self._link.flush_soon()
+        self._transport.flush_soon()
 
     async def commit(
         self,
@@ -185,7 +185,7 @@ class FastBatch(_FastBlock, FastBatchBase):
 
     async def _commit(self, item: Item | None) -> PubAck:
         batch = self._batch
-        with self._link.lock:
+        with self._transport.lock:
             batch.check()
             if item is not None:
                 if not (batch.is_new and await self._input.begin(item, is_only=True)):
@@ -234,12 +234,12 @@ class FastPublisher(_FastBlock, FastPublisherBase):
     returns the messages not known to be stored.
     """
 
-    _link: Link
+    _transport: Transport
     _line = "async with js.fast_publisher() as publisher:"
 
     def __init__(self, context: DriverContext, options: FastPublisherOptions) -> None:
         super().__init__(context)
-        self._runner: PacedRunner[FastPublisherMachine] = PacedRunner(self._link, self._pump, self._report_news)
+        self._runner: PacedRunner[FastPublisherMachine] = PacedRunner(self._transport, self._pump, self._report_news)
         self._publisher = self._runner.run(
             FastPublisherMachine(self._connection, self._runner, options, now=self._now())
         )
@@ -266,7 +266,7 @@ class FastPublisher(_FastBlock, FastPublisherBase):
         """
         checked = publish_headers(headers, msg_id, expect, ttl)
         item: Item = (subject, data) if checked is None else (subject, data, checked)
-        # In threads: with self._link.lock:
+        # In threads: with self._transport.lock:
         await self._until_there_is_room()
         return await self._accept([item])
 
@@ -298,7 +298,7 @@ class FastPublisher(_FastBlock, FastPublisherBase):
             return self.accepted
         iterator = each_of(items)
         while True:
-            with self._link.lock:
+            with self._transport.lock:
                 await self._until_there_is_room()
                 count = min(self._publisher.room, CHUNK_MESSAGES)
             chunk: list[Item] = []
@@ -306,12 +306,12 @@ class FastPublisher(_FastBlock, FastPublisherBase):
                 # With threads, outside of the lock: the caller's iterator may use the connection.
                 take(iterator, chunk, count, min(CHUNK_BYTES, self._publisher.room_bytes))
             finally:
-                with self._link.lock:
+                with self._transport.lock:
                     self._publisher.accept(chunk, self._now())
                     self._pump()
             if not chunk:
                 return self.accepted
-            with self._link.lock:
+            with self._transport.lock:
                 if self._connection.out_bytes >= WRITE_AT_BYTES:
                     await self._runner.write_and_wait()
 
@@ -319,7 +319,7 @@ class FastPublisher(_FastBlock, FastPublisherBase):
         """:meth:`publish_many` without the checks, for messages that were checked before."""
         machine, at = self._publisher, 0
         while at < len(items):
-            # In threads: with self._link.lock:
+            # In threads: with self._transport.lock:
             await self._until_there_is_room()
             chunk = some_of(items, at, min(machine.room, CHUNK_MESSAGES), min(CHUNK_BYTES, machine.room_bytes))
             at += len(chunk)
@@ -346,7 +346,7 @@ class FastPublisher(_FastBlock, FastPublisherBase):
             JetSparkError: The publisher gave up.
         """
         check_timeout(timeout)
-        # In threads: with self._link.lock:
+        # In threads: with self._transport.lock:
         position = self._publisher.flush_requests.flush()
         await self._until(lambda: self._publisher.stages.published >= position, timeout)
 
@@ -362,7 +362,7 @@ class FastPublisher(_FastBlock, FastPublisherBase):
         """
         check_timeout(timeout)
         machine = self._publisher
-        # In threads: with self._link.lock:
+        # In threads: with self._transport.lock:
         machine.flush_requests.request(position, self._now(), linger_s)
         await self._until(lambda: machine.stages.published >= position, timeout)
 
@@ -376,7 +376,7 @@ class FastPublisher(_FastBlock, FastPublisherBase):
         """
         check_timeout(timeout)
         machine = self._publisher
-        with self._link.lock:
+        with self._transport.lock:
             machine.close()
             try:
                 await self._until(lambda: machine.is_idle, timeout)

@@ -13,7 +13,7 @@ __all__ = ["add_all"]
 
 async def add_all(batch_input: BatchInput, iterator: Iterator[Item]) -> None:
     """Let the batch take items straight from the iterator while it has room; wait for room in between."""
-    sender, link, runner = batch_input.batch.sender, batch_input.link, batch_input.runner
+    sender, transport, runner = batch_input.batch.sender, batch_input.transport, batch_input.runner
     held: list[Item] = []  # at most one item, taken when there was no room
     deadline: float | None = None
     while True:
@@ -24,12 +24,12 @@ async def add_all(batch_input: BatchInput, iterator: Iterator[Item]) -> None:
             if await batch_input.open_or_wait(held[0]):
                 held = []
         elif not sender.may_add_some:
-            link.flush()
+            transport.flush()
             if not sender.may_add_some:
                 if deadline is None:
-                    deadline = link.deadline(batch_input.batch.room_timeout_s)
+                    deadline = transport.deadline(batch_input.batch.room_timeout_s)
                 await runner.wait_for_room(deadline)
-        elif sender.add_some(chain(held, iterator), link.now()):
+        elif sender.add_some(chain(held, iterator), transport.now()):
             held, deadline = [], None
             await runner.write()
         else:

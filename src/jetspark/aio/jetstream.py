@@ -8,9 +8,9 @@ from typing import Unpack, cast
 
 from jetspark.aio import clock
 from jetspark.aio.atomic import AtomicBatch
+from jetspark.aio.completion import begun
 from jetspark.aio.context import DriverContext
 from jetspark.aio.fast import FastBatch, FastPublisher
-from jetspark.aio.generators import begun
 from jetspark.aio.kv import KeyValue
 from jetspark.aio.message import Message
 from jetspark.aio.objects import ObjectStore

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jetspark.aio.transport import Link
+from jetspark.aio.transport import Transport
 from jetspark.aio.waiter import Changed
 
 __all__ = ["MessageCondition"]
@@ -11,8 +11,8 @@ __all__ = ["MessageCondition"]
 class MessageCondition:
     """Tasks that wait for the messages of one source."""
 
-    def __init__(self, link: Link) -> None:
-        self._changed, self._now = Changed(link.lock), link.now
+    def __init__(self, transport: Transport) -> None:
+        self._changed, self._now = Changed(transport.lock), transport.now
         self.notify_all = self._changed.notify_all
 
     def begin(self) -> float:

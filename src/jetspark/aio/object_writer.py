@@ -7,7 +7,7 @@ from collections import deque
 from contextlib import suppress
 
 from jetspark.aio import clock
-from jetspark.aio.ack_waits import NOT_SENT, errors_of, wait_for
+from jetspark.aio.ack_future import NOT_SENT, errors_of, wait_for
 from jetspark.aio.context import DriverContext
 from jetspark.aio.fast import FastPublisher
 from jetspark.aio.publisher import AckFuture

@@ -12,7 +12,7 @@ from jetspark.aio.context import DriverContext
 from jetspark.aio.source import Source
 from jetspark.aio.stream_message import JetStreamMessage
 from jetspark.core.arguments import flag
-from jetspark.core.link import new_name
+from jetspark.core.transport import new_name
 from jetspark.errors import ConnectionClosed, JetSparkError
 from jetspark.jetstream.info import ConsumerInfo
 from jetspark.jetstream.ordered import (
@@ -153,7 +153,7 @@ class Reading:
                 raise
             step = None  # only the subscription has ended
         if isinstance(step, int):
-            with self._context.link.lock:
+            with self._context.transport.lock:
                 return flow.take(step)
         if step is None:
             self._reader.lost()
@@ -180,7 +180,7 @@ class Reading:
 
     async def _open(self, patience: Patience) -> ConsumerInfo:
         context = self._context
-        operation = self._reader.open(context.api, self._stream_name, new_name(context.link))
+        operation = self._reader.open(context.api, self._stream_name, new_name(context.transport))
         return await context.run(operation, patience.left_s(clock.now(), context.timeout_s))
 
     def _begin(self, info: ConsumerInfo) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from jetspark.aio.transport import Link
+from jetspark.aio.transport import Transport
 from jetspark.aio.waiter import Changed
 from jetspark.core.driver_base import PacedRunnerBase, RunnerBase
-from jetspark.core.link import WRITE_AT_BYTES
 from jetspark.core.machine import Machine, PacedMachine
+from jetspark.core.transport import WRITE_AT_BYTES
 from jetspark.errors import BufferFull
 
 __all__ = ["MachineRunner", "PacedRunner"]
@@ -21,19 +21,19 @@ P = TypeVar("P", bound=PacedMachine)
 class MachineRunner(RunnerBase[M]):
     """Runs one machine; callers wait here until it has changed."""
 
-    _link: Link
+    _transport: Transport
     changed: Changed
 
-    def __init__(self, link: Link, on_step: Callable[[], None], notify_owner: Callable[[], None]) -> None:
-        super().__init__(link, on_step, notify_owner)
-        self.changed = Changed(link.lock)
+    def __init__(self, transport: Transport, on_step: Callable[[], None], notify_owner: Callable[[], None]) -> None:
+        super().__init__(transport, on_step, notify_owner)
+        self.changed = Changed(transport.lock)
 
     async def wait(self, deadline: float | None = None, changed: Changed | None = None) -> None:
         """Wait for a step of the machine, or the deadline. ``changed`` is a condition that fewer steps notify."""
-        self._link.check_may_wait("an acknowledgement")
-        self._link.flush()
+        self._transport.check_may_wait("an acknowledgement")
+        self._transport.flush()
         self.watch_clock()
-        longest_s = self._link.sleep_s(self.next_deadline(), deadline)
+        longest_s = self._transport.sleep_s(self.next_deadline(), deadline)
         if not await (self.changed if changed is None else changed).wait(longest_s):
             self.due_at = None
             self.step(self.machine.on_time)
@@ -55,15 +55,15 @@ class PacedRunner(PacedRunnerBase[P], MachineRunner[P]):
         is_flushed = False
         while True:
             try:
-                send(self._link.now())
+                send(self._transport.now())
                 break
             except BufferFull:
                 is_flushed = not is_flushed
                 if is_flushed:  # retry before waiting: the flush may have made room, which notifies no waiter
-                    self._link.flush()
+                    self._transport.flush()
                     continue
                 if deadline is None:
-                    deadline = self._link.deadline(self.machine.room_timeout_s)
+                    deadline = self._transport.deadline(self.machine.room_timeout_s)
                 await self.wait_for_room(deadline)
                 self.machine.check()  # the machine may have failed in the meantime
             except BaseException as error:
@@ -75,21 +75,23 @@ class PacedRunner(PacedRunnerBase[P], MachineRunner[P]):
         """Flush the send buffer: now if it is large, else soon."""
         if self._connection.out_bytes >= WRITE_AT_BYTES:
             await self.write_and_wait()
-        elif not self._link.flush_is_scheduled:
-            self._link.flush_soon()
+        elif not self._transport.flush_is_scheduled:
+            self._transport.flush_soon()
 
     async def write_and_wait(self) -> None:
         """Flush now, and wait while the network accepts no more, until the machine gives up."""
         if self.machine.failure is not None:
             return
         try:
-            await self._link.write_and_wait(self._link.deadline(self.machine.room_timeout_s), self._has_failed)
+            await self._transport.write_and_wait(
+                self._transport.deadline(self.machine.room_timeout_s), self._has_failed
+            )
         except TimeoutError:
             self.step(self.machine.on_no_room)
 
     async def wait_for_room(self, deadline: float) -> None:
         """Wait until the connection may have room. At the deadline, call the machine's ``on_no_room``."""
         try:
-            await self._link.wait_for_room(deadline)
+            await self._transport.wait_for_room(deadline)
         except TimeoutError:
             self.step(self.machine.on_no_room)

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from functools import partial
 
 from jetspark.aio.context import DriverContext
-from jetspark.aio.link_calls import drain, when_there_is_room
 from jetspark.aio.message_condition import MessageCondition
 from jetspark.aio.stream_message import JetStreamMessage
-from jetspark.aio.transport import Link
+from jetspark.aio.transport import Transport
+from jetspark.aio.transport_calls import drain, when_there_is_room
 from jetspark.errors import BufferFull, ConnectionClosed, JetSparkError
 from jetspark.jetstream.acks import NAK, mark_answered
 from jetspark.jetstream.info import ConsumerInfo
@@ -33,7 +33,7 @@ class SourceReader(SourceReaderBase[JetStreamMessage]):
 class Source(SourceBase[JetStreamMessage]):
     """One puller with its subscription; readers wait here for its messages."""
 
-    _link: Link
+    _transport: Transport
     _arrivals: MessageCondition
 
     def __init__(
@@ -44,11 +44,11 @@ class Source(SourceBase[JetStreamMessage]):
     ) -> None:
         self._timeout_s = context.timeout_s
         super().__init__(
-            context.link,
+            context.transport,
             info,
             context.api.prefix,
             make_puller,
-            arrivals=MessageCondition(context.link),
+            arrivals=MessageCondition(context.transport),
             reader_class=SourceReader,
             message_class=JetStreamMessage,
         )
@@ -56,7 +56,7 @@ class Source(SourceBase[JetStreamMessage]):
     async def perform(self, reader: Fetch[JetStreamMessage] | Flow[JetStreamMessage]) -> Wait | int | None:
         """Perform a reader's next step, with its pull requests and waiting; returns the step."""
         has_asked = False
-        with self._link.lock:
+        with self._transport.lock:
             if self.state.pending or self.state.is_finished:
                 # Another thread has read messages and not delivered them yet. A wait for the network would miss its
                 # wake-up.
@@ -72,9 +72,9 @@ class Source(SourceBase[JetStreamMessage]):
             finally:
                 # Flush now, with the acks gathered so far: a reader that never pauses would delay the request.
                 if has_asked:
-                    self._link.flush()
+                    self._transport.flush()
         if not await self._arrivals.wait(waiting, step.until):
-            with self._link.lock:
+            with self._transport.lock:
                 self.puller.on_time(self._now())
         return step
 
@@ -87,7 +87,7 @@ class Source(SourceBase[JetStreamMessage]):
             try:
                 publish(subject, ask.body, ask.reply)
             except BufferFull:
-                await when_there_is_room(self._link, partial(publish, subject, ask.body, ask.reply), deadline)
+                await when_there_is_room(self._transport, partial(publish, subject, ask.body, ask.reply), deadline)
             if ask.acknowledges is not None:
                 mark_answered(ask.acknowledges)
         except TimeoutError:
@@ -98,14 +98,14 @@ class Source(SourceBase[JetStreamMessage]):
 
     async def close(self) -> None:
         """Unsubscribe, and nak the messages that no reader took."""
-        with self._link.lock:
+        with self._transport.lock:
             if self._is_closed:
                 return
             self._is_closed = True
             self._arrivals.notify_all()
         try:
             await self._let_finish()
-            await drain(self._link, self.state, self._timeout_s)
+            await drain(self._transport, self.state, self._timeout_s)
             await self._give_back()
         except ConnectionClosed:
             pass  # the owner closed it, or the end was reported; unread messages are redelivered after ack_wait
@@ -122,7 +122,7 @@ class Source(SourceBase[JetStreamMessage]):
         give_up_at = self._now() + LEAVING_S
         while puller.owed and self._connection.is_connected and self._now() < give_up_at:
             before = state.received
-            with self._link.lock:
+            with self._transport.lock:
                 puller.wake_at = 1
                 waiting = self._arrivals.begin()
             await self._arrivals.wait(waiting, self._now() + QUIET_S)
@@ -131,7 +131,7 @@ class Source(SourceBase[JetStreamMessage]):
 
     async def _give_back(self) -> None:
         connection = self._connection
-        # In threads: with self._link.lock:
+        # In threads: with self._transport.lock:
         if self.state.pending:
             self.on_arrival()
         replies = self.puller.release()
@@ -141,5 +141,5 @@ class Source(SourceBase[JetStreamMessage]):
             try:
                 connection.publish_raw(reply, NAK)
             except BufferFull:
-                await when_there_is_room(self._link, partial(connection.publish_raw, reply, NAK))
-        self._link.flush()
+                await when_there_is_room(self._transport, partial(connection.publish_raw, reply, NAK))
+        self._transport.flush()

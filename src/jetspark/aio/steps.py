@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from jetspark.aio import clock
-from jetspark.aio.ack_waits import error_of
+from jetspark.aio.ack_future import error_of
 from jetspark.aio.context import DriverContext, context_of
 from jetspark.aio.fast import FastBatch
 from jetspark.aio.jetstream import JetStream

@@ -28,13 +28,13 @@ from jetspark.core.lifecycle import (
     UpgradeToTLS,
     establish,
 )
-from jetspark.core.link import READ_BYTES, InterruptGuard, time_left_s
 from jetspark.core.options import TLSConfig
 from jetspark.core.step_runner import Sleep, StepRun
 from jetspark.core.tls import describe_error, tls_context
+from jetspark.core.transport import READ_BYTES, InterruptGuard, time_left_s
 from jetspark.errors import ConnectionLost, JetSparkError, RequestTimeout, UsageError
 
-__all__ = ["DriverAuth", "Link", "expire"]
+__all__ = ["DriverAuth", "Transport", "expire"]
 
 # One callable with a union result: from two callable types, type checkers infer neither for a lambda.
 DriverAuth: TypeAlias = Auth | Callable[[], Auth | Awaitable[Auth]] | None
@@ -45,12 +45,12 @@ _logger = logging.getLogger("jetspark.aio")
 _give_way: Callable[[], object] = getattr(os, "sched_yield", lambda: None)
 
 
-class Link:
+class Transport:
     """Keeps one :class:`Connection` connected, and moves bytes between it and the network.
 
     It also connects machines and readers to the event loop: it delivers events (:meth:`deliver_events`), calls
-    attachments at their deadlines, and waits for room in the send buffer. The blocking driver's ``Link`` has the same
-    methods.
+    attachments at their deadlines, and waits for room in the send buffer. The blocking driver's ``Transport`` has the
+    same methods.
     """
 
     def __init__(self, connection: Connection, auth: DriverAuth, tls: TLSConfig | None, dispatcher: Dispatcher) -> None:
@@ -58,7 +58,7 @@ class Link:
         self.dispatcher = dispatcher
         self.loop = asyncio.get_running_loop()
         self.lock = nullcontext()
-        """A no-op, because one thread uses the link. Modules with a generated twin hold it for the twin's sake."""
+        """A no-op, because one thread uses the transport. Modules with a generated twin hold it for the twin's sake."""
         self.doubt = InterruptGuard(lambda: None)
         self.room = Changed(self.lock)
         self.now, self.new_waiter = self.loop.time, self.loop.create_future
@@ -401,8 +401,8 @@ class _Session(asyncio.BufferedProtocol):
     each read: that took a third of a request's time, and a tenth of the time to read a stream.
     """
 
-    def __init__(self, link: Link) -> None:
-        self._link = link
+    def __init__(self, owner: Transport) -> None:
+        self._owner = owner
         self.transport: asyncio.Transport | None = None
         self.failure: Exception | None = None
         self.progress: asyncio.Future[None] | None = None
@@ -415,25 +415,25 @@ class _Session(asyncio.BufferedProtocol):
         self.is_server_here = bool(address) and ip_address(address[0]).is_loopback
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._link.arrived
+        return self._owner.arrived
 
     def buffer_updated(self, nbytes: int) -> None:
-        self.data_received(bytes(self._link.arrived[:nbytes]))
+        self.data_received(bytes(self._owner.arrived[:nbytes]))
 
     def data_received(self, data: bytes) -> None:
         """Called by transports that do not use the buffer."""
-        self._link.on_data(self, data)
+        self._owner.on_data(self, data)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.transport = None
-        self._link.on_lost(self, exc or ConnectionLost("the server closed the connection"))
+        self._owner.on_lost(self, exc or ConnectionLost("the server closed the connection"))
 
     def pause_writing(self) -> None:
         self.is_paused = True
 
     def resume_writing(self) -> None:
         self.is_paused = False
-        self._link.on_writable(self)
+        self._owner.on_writable(self)
 
 
 async def _within(timeout_s: float, what: str, work: Any) -> Any:

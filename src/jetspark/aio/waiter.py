@@ -21,7 +21,7 @@ class Changed:
     __slots__ = ("_waiters",)
 
     def __init__(self, lock: object) -> None:
-        """``lock`` is the link's; unused here, while the blocking driver's threads release it during a wait."""
+        """``lock`` is the transport's; unused here, while the blocking driver's threads release it during a wait."""
         self._waiters: dict[asyncio.Future[bool], None] = {}
 
     def __len__(self) -> int:

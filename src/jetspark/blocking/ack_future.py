@@ -1,7 +1,8 @@
-"""The future of ``publish_async`` for threads.
+"""The future of ``publish_async`` for threads, and waiting for it.
 
 Acknowledgement time-outs are noticed by the connection's thread, or by a thread that waits for a future or calls
-``done()``. Callbacks run without the link's lock, because a user's callback may wait for a thread that needs the lock.
+``done()``. Callbacks run without the transport's lock, because a user's callback may wait for a thread that needs
+it.
 """
 
 from __future__ import annotations
@@ -9,18 +10,18 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from jetspark.blocking.runner import MachineRunner
-from jetspark.blocking.transport import Link
+from jetspark.blocking.transport import Transport
 from jetspark.blocking.waiter import LONGEST_SLEEP_S, Waiter
 from jetspark.core.numbers import check_timeout
 from jetspark.errors import ConnectionLost, RequestTimeout
 from jetspark.jetstream.info import PubAck
 from jetspark.publish.window import HandleFacts, PublishWindow
 
-__all__ = ["AckFuture", "AckFutures"]
+__all__ = ["NOT_SENT", "AckFuture", "AckFutures", "error_of", "errors_of", "wait_for"]
 
 _logger = logging.getLogger("jetspark.blocking")
 
@@ -82,11 +83,11 @@ class AckFuture(HandleFacts):
         logged at ERROR to ``jetspark.blocking``.
         """
         self._home.look()
-        link = self._home.link
-        with link.lock:
+        transport = self._home.transport
+        with transport.lock:
             is_done = self._ack is not None or self._error is not None
             if not is_done:
-                link.flush()
+                transport.flush()
                 self._follow(callback)
         if is_done:
             _call(callback, self)
@@ -115,11 +116,11 @@ class AckFuture(HandleFacts):
 
     def _wait(self, timeout: float | None) -> None:
         check_timeout(timeout)
-        link = self._home.link
-        with link.lock:
+        transport = self._home.transport
+        with transport.lock:
             if self._ack is not None or self._error is not None:
                 return
-            link.flush()
+            transport.flush()
             arrived = Waiter()
             followers = self._follow(arrived)
         try:
@@ -127,7 +128,7 @@ class AckFuture(HandleFacts):
         except TimeoutError:
             raise RequestTimeout("acknowledgement", timeout or 0) from None
         finally:
-            with link.lock:
+            with transport.lock:
                 if arrived in followers:
                     followers.remove(arrived)
 
@@ -140,7 +141,7 @@ class AckFuture(HandleFacts):
 
     def _is_final(self) -> bool:
         """True when the outcome is final. An acknowledgement may be lost to an interrupt of the thread that read it."""
-        with self._home.link.lock:
+        with self._home.transport.lock:
             if self._ack is None and self._error is None and not self._home.window.waits_for(self):
                 self.set_exception(ConnectionLost("a thread was interrupted while it read the acknowledgement", 1))
             return self._ack is not None or self._error is not None
@@ -156,8 +157,8 @@ class AckFuture(HandleFacts):
 class AckFutures:
     """The futures of one window: runs their due callbacks, and lets threads wait for one."""
 
-    def __init__(self, link: Link, runner: MachineRunner[PublishWindow]) -> None:
-        self.link, self._runner, self.window = link, runner, runner.machine
+    def __init__(self, transport: Transport, runner: MachineRunner[PublishWindow]) -> None:
+        self.transport, self._runner, self.window = transport, runner, runner.machine
         self.due: list[tuple[Callback, AckFuture]] = []
         """Callbacks of completed futures; they are called without the lock."""
 
@@ -170,12 +171,12 @@ class AckFutures:
         Raises:
             TimeoutError: Neither happened until the deadline.
         """
-        self.link.check_may_wait("an acknowledgement")
+        self.transport.check_may_wait("an acknowledgement")
         while True:
             self.look()
             try:
-                # Not link.wait_for(), which sleeps on the socket: it would miss an acknowledgement that another thread
-                # has read and delivers only now.
+                # Not transport.wait_for(), which sleeps on the socket: it would miss an acknowledgement that another
+                # thread has read and delivers only now.
                 now, due_at = time.monotonic(), self._runner.due_at
                 waiter.wait(min(deadline, math.inf if due_at is None else due_at, now + LONGEST_SLEEP_S) - now)
                 return
@@ -187,7 +188,7 @@ class AckFutures:
 
     def look(self) -> None:
         """Fail the messages whose acknowledgement time-out has passed."""
-        if self.link.connection.is_closed:
+        if self.transport.connection.is_closed:
             # Includes a forked process: its copy of the connection is closed, but it has no thread to report that.
             self._runner.on_time(time.monotonic())
         else:
@@ -196,7 +197,7 @@ class AckFutures:
     def call_back(self) -> None:
         """Run the due callbacks. Called without the lock."""
         if self.due:
-            with self.link.lock:
+            with self.transport.lock:
                 due, self.due = self.due, []
             for callback, future in due:
                 _call(callback, future)
@@ -207,3 +208,36 @@ def _call(callback: Callback, future: AckFuture) -> None:
         callback(future)
     except Exception:
         _logger.exception("publish callback %r raised; later callbacks still run", callback)
+
+
+# ---- waiting ---------------------------------------------------------------------------------------------------------
+
+
+# A publish that raises one of these has sent nothing. An interrupted publish may have sent its message.
+NOT_SENT = Exception
+
+
+def wait_for(future: AckFuture, timeout_s: float, what: str) -> None:
+    """Wait until the message is stored.
+
+    Raises:
+        RequestTimeout: No acknowledgement within ``timeout_s``.
+    """
+    future.result(timeout_s)
+
+
+def error_of(future: AckFuture) -> Exception | None:
+    """Wait for the acknowledgement; return its error, or None when the message is stored."""
+    return future.exception()
+
+
+def errors_of(futures: Sequence[AckFuture], timeout_s: float) -> list[BaseException | None]:
+    """Return the error of each future without raising it; None if it succeeded or is still pending at the timeout."""
+    deadline = time.monotonic() + timeout_s
+    found: list[BaseException | None] = []
+    for future in futures:
+        try:
+            found.append(future.exception(max(deadline - time.monotonic(), 0.0)))
+        except RequestTimeout:
+            found.append(None)
+    return found

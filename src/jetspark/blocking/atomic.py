@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from jetspark.blocking import clock
 from jetspark.blocking.context import DriverContext
-from jetspark.blocking.link_calls import admit
+from jetspark.blocking.transport_calls import admit
 from jetspark.core.arguments import iterate
 from jetspark.core.headers import HeadersLike
 from jetspark.core.numbers import timeout_of
@@ -82,7 +82,7 @@ class AtomicBatch(AtomicBatchBase, Block):
             self._context.run(machine.ask(subject, data, fields), self._timeout_s, for_each=True)
             return
         try:
-            admit(self._context.link, functools.partial(machine.add, subject, data, fields), self._timeout_s)
+            admit(self._context.transport, functools.partial(machine.add, subject, data, fields), self._timeout_s)
         except TimeoutError:
             raise machine.give_up(self._timeout_s) from None
 
@@ -103,7 +103,7 @@ class AtomicBatch(AtomicBatchBase, Block):
                     return
             pack = machine.pack(waiting)
             try:
-                admit(self._context.link, functools.partial(machine.send, pack), self._timeout_s, at_once=True)
+                admit(self._context.transport, functools.partial(machine.send, pack), self._timeout_s, at_once=True)
             except TimeoutError:
                 raise machine.give_up(self._timeout_s) from None
             if pack.error is not None:

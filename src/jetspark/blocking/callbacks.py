@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jetspark.blocking.message import Message
-from jetspark.blocking.transport import Link
+from jetspark.blocking.transport import Transport
 
 __all__ = ["Callback", "CallbackRunner", "call"]
 
@@ -21,8 +21,8 @@ def call(callback: Callback, message: Message) -> None:
 class CallbackRunner:
     """Runs the callbacks of one subscription on a thread of its own."""
 
-    def __init__(self, link: Link, work: Callable[[], None], name: str) -> None:
-        self._link = link
+    def __init__(self, transport: Transport, work: Callable[[], None], name: str) -> None:
+        self._transport = transport
         self.thread = threading.Thread(target=work, name=name, daemon=True)
         self.thread.start()
 
@@ -30,5 +30,5 @@ class CallbackRunner:
         """Wait for the end; True when it came before the deadline. Called by its own callback, it returns at once."""
         if self.thread is threading.current_thread():
             return True
-        self.thread.join(max(0.0, deadline - self._link.now()))
+        self.thread.join(max(0.0, deadline - self._transport.now()))
         return not self.thread.is_alive()

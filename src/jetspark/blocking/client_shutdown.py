@@ -9,7 +9,7 @@ import time
 import weakref
 from typing import TYPE_CHECKING
 
-from jetspark.blocking.transport import Link
+from jetspark.blocking.transport import Transport
 from jetspark.blocking.waiter import LONGEST_SLEEP_S, Waiter
 from jetspark.core.events import log_closed_at_exit
 from jetspark.core.lifecycle import lost
@@ -29,8 +29,8 @@ EXIT_S = 5.0
 class ClientShutdown:
     """The shutdown of one client: the first caller closes it, later callers wait for that."""
 
-    def __init__(self, link: Link) -> None:
-        self._link = link
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
         self._ended: Waiter | None = None
         """Resolved when the first ``close`` or ``drain`` is done."""
         self._ender = 0
@@ -43,13 +43,13 @@ class ClientShutdown:
         _clients.add(client)
 
     def give_up(self) -> None:
-        """Close the link after a failed or interrupted attempt to open it; its thread would keep the client alive."""
-        self._link.close()
+        """Close the transport after an attempt to open it that failed; else its thread keeps the client alive."""
+        self._transport.close()
 
     def begin(self) -> bool:
         """True for the first caller, which has to close the client; again for its thread after an interrupt."""
         me = threading.get_ident()
-        with self._link.lock:
+        with self._transport.lock:
             if self._has_ended or (self._ended is not None and self._ender != me):
                 return False
             self._ended = self._ended or Waiter()  # exists already if this thread's first attempt was interrupted
@@ -62,15 +62,15 @@ class ClientShutdown:
         Raises:
             ConnectionLost: The deadline passed, and messages are in doubt.
         """
-        link = self._link
+        transport = self._transport
         assert self._ended is not None
-        while not link.is_over and link.may_wait() and (left_s := deadline - time.monotonic()) > 0:
+        while not transport.is_over and transport.may_wait() and (left_s := deadline - time.monotonic()) > 0:
             if self._ended.look(min(left_s, LONGEST_SLEEP_S)):
                 break
-        if link.is_over:
-            link.close()  # completes a close that was interrupted
+        if transport.is_over:
+            transport.close()  # completes a close that was interrupted
             return
-        is_late, failure = not self._ended.done(), lost(link.connection)
+        is_late, failure = not self._ended.done(), lost(transport.connection)
         self._end()
         if is_late and failure.unconfirmed_messages:
             raise failure
@@ -83,7 +83,7 @@ class ClientShutdown:
 
     def _end(self) -> None:
         try:
-            self._link.close()
+            self._transport.close()
         finally:
             self._has_ended = True
             if self._ended is not None:

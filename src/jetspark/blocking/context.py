@@ -18,13 +18,13 @@ from jetspark.blocking.message import Message
 from jetspark.blocking.publisher import WindowedPublisher
 from jetspark.blocking.step_runner import run_steps
 from jetspark.blocking.subscription import Subscription, subscribe
-from jetspark.blocking.transport import Link
+from jetspark.blocking.transport import Transport
 from jetspark.core.connection import Connection
 from jetspark.core.driver_base import SharedContextBase
-from jetspark.core.link import new_inbox
 from jetspark.core.numbers import timeout_of
 from jetspark.core.step_runner import Sleep, StepRun
 from jetspark.core.subscription import SubscriptionKind
+from jetspark.core.transport import new_inbox
 from jetspark.errors import ConnectionClosed, NoResponders, RequestTimeout
 from jetspark.jetstream.errors import unavailable
 from jetspark.jetstream.operations import Api, Deadline, Operation, Request
@@ -52,7 +52,7 @@ class DriverContext(SharedContextBase[Message]):
 
     client: Client
     connection: Connection
-    link: Link
+    transport: Transport
     api: Api
     timeout_s: float
     """Default time limit of a call with all its requests."""
@@ -63,11 +63,11 @@ class DriverContext(SharedContextBase[Message]):
 
         ``on_event`` reports the errors that it raises, and the error that ends the subscription.
         """
-        return subscribe(self.link, subject, queue, direct=callback)
+        return subscribe(self.transport, subject, queue, direct=callback)
 
     def subscribe(self, subject: str, queue: str = "", **kind: Unpack[SubscriptionKind]) -> Subscription:
         """Start receiving; ``kind`` is what :meth:`Connection.subscribe` takes beside the subject and the queue."""
-        return subscribe(self.link, subject, queue, **kind)
+        return subscribe(self.transport, subject, queue, **kind)
 
     def run(self, operation: Operation[T], timeout: float | None = None, *, for_each: bool = False) -> T:
         """Run an operation. ``timeout`` covers all its requests together, or with ``for_each`` each single one."""
@@ -105,7 +105,7 @@ class DriverContext(SharedContextBase[Message]):
     @contextmanager
     def asked(self, request: Request, timeout: float | None = None) -> Iterator[Subscription]:
         """Many answers to one request, until the session ends; ``timeout`` is for room in the send buffer."""
-        inbox = new_inbox(self.link)
+        inbox = new_inbox(self.transport)
         with self.subscribe(inbox, answers_to=request.subject, ends_with_session=True) as answers:
             self.client.publish(request.subject, request.data, reply=inbox, timeout=timeout)
             yield answers

@@ -9,9 +9,9 @@ from typing import Unpack, cast
 
 from jetspark.blocking import clock
 from jetspark.blocking.atomic import AtomicBatch
+from jetspark.blocking.completion import begun
 from jetspark.blocking.context import DriverContext
 from jetspark.blocking.fast import FastBatch, FastPublisher
-from jetspark.blocking.generators import begun
 from jetspark.blocking.kv import KeyValue
 from jetspark.blocking.message import Message
 from jetspark.blocking.objects import ObjectStore

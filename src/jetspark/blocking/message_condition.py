@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from jetspark.blocking.transport import Link
+from jetspark.blocking.transport import Transport
 from jetspark.blocking.waiter import Waiter
 
 __all__ = ["MessageCondition"]
@@ -16,8 +16,8 @@ LONGEST_WAIT_S = 3600.0
 class MessageCondition:
     """Threads that wait for the messages of one source."""
 
-    def __init__(self, link: Link) -> None:
-        self._link = link
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
         self._waiting: list[Waiter] = []
 
     def begin(self) -> tuple[Waiter, bool]:
@@ -27,7 +27,7 @@ class MessageCondition:
         """
         waiter = Waiter()
         self._waiting.append(waiter)
-        return waiter, self._link.take_over()
+        return waiter, self._transport.take_over()
 
     def wait(self, begun: tuple[Waiter, bool], until: float | None) -> bool:
         """Without the lock: wait for a message; True when woken before ``until``."""
@@ -35,13 +35,13 @@ class MessageCondition:
         latest = time.monotonic() + LONGEST_WAIT_S
         deadline = latest if until is None else min(until, latest)
         try:
-            self._link.read_for(waiter, deadline, is_reading=is_reading)
+            self._transport.read_for(waiter, deadline, is_reading=is_reading)
             waiter.wait(deadline - time.monotonic())
             return True
         except TimeoutError:
             return False
         finally:
-            with self._link.lock:
+            with self._transport.lock:
                 if waiter in self._waiting:
                     self._waiting.remove(waiter)
 

@@ -8,7 +8,7 @@ from collections import deque
 from contextlib import suppress
 
 from jetspark.blocking import clock
-from jetspark.blocking.ack_waits import NOT_SENT, errors_of, wait_for
+from jetspark.blocking.ack_future import NOT_SENT, errors_of, wait_for
 from jetspark.blocking.context import DriverContext
 from jetspark.blocking.fast import FastPublisher
 from jetspark.blocking.publisher import AckFuture

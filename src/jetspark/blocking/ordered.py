@@ -13,7 +13,7 @@ from jetspark.blocking.context import DriverContext
 from jetspark.blocking.source import Source
 from jetspark.blocking.stream_message import JetStreamMessage
 from jetspark.core.arguments import flag
-from jetspark.core.link import new_name
+from jetspark.core.transport import new_name
 from jetspark.errors import ConnectionClosed, JetSparkError
 from jetspark.jetstream.info import ConsumerInfo
 from jetspark.jetstream.ordered import (
@@ -154,7 +154,7 @@ class Reading:
                 raise
             step = None  # only the subscription has ended
         if isinstance(step, int):
-            with self._context.link.lock:
+            with self._context.transport.lock:
                 return flow.take(step)
         if step is None:
             self._reader.lost()
@@ -181,7 +181,7 @@ class Reading:
 
     def _open(self, patience: Patience) -> ConsumerInfo:
         context = self._context
-        operation = self._reader.open(context.api, self._stream_name, new_name(context.link))
+        operation = self._reader.open(context.api, self._stream_name, new_name(context.transport))
         return context.run(operation, patience.left_s(clock.now(), context.timeout_s))
 
     def _begin(self, info: ConsumerInfo) -> None:

@@ -8,12 +8,12 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from jetspark.blocking.ack_future import AckFuture, AckFutures
-from jetspark.blocking.link_calls import when_there_is_room
 from jetspark.blocking.runner import MachineRunner
+from jetspark.blocking.transport_calls import when_there_is_room
 from jetspark.blocking.waiter import Changed
 from jetspark.core.headers import HeadersLike
-from jetspark.core.link import WRITE_AT_BYTES
 from jetspark.core.numbers import check_timeout
+from jetspark.core.transport import WRITE_AT_BYTES
 from jetspark.errors import BufferFull, RequestTimeout
 from jetspark.publish.window import DEFAULT_WINDOW, PublishWindow, WindowBase, WindowOptions
 
@@ -48,12 +48,12 @@ class WindowedPublisher(WindowBase):
         client: Client,
         options: WindowOptions = DEFAULT_WINDOW,
     ) -> None:
-        link = client._link
-        self._link, self._connection, self._now = link, link.connection, link.now
-        self._runner: MachineRunner[PublishWindow] = MachineRunner(link, self._on_step, self._call_back)
-        self._window = self._runner.run(PublishWindow(link.connection, self._runner, **asdict(options)))
-        self._futures = AckFutures(link, self._runner)
-        self._room, self._all_done = Changed(link.lock), Changed(link.lock)
+        transport = client._transport
+        self._transport, self._connection, self._now = transport, transport.connection, transport.now
+        self._runner: MachineRunner[PublishWindow] = MachineRunner(transport, self._on_step, self._call_back)
+        self._window = self._runner.run(PublishWindow(transport.connection, self._runner, **asdict(options)))
+        self._futures = AckFutures(transport, self._runner)
+        self._room, self._all_done = Changed(transport.lock), Changed(transport.lock)
 
     def publish(
         self, subject: str, data: bytes = b"", headers: HeadersLike | None = None, timeout: float | None = None
@@ -70,10 +70,10 @@ class WindowedPublisher(WindowBase):
             BufferFull: The send buffer is full and the connection has ``when_full="raise"``.
             ConnectionClosed: After ``close`` or ``drain``.
         """
-        link, runner = self._link, self._runner
-        deadline = None if timeout is None else link.deadline(check_timeout(timeout))
+        transport, runner = self._transport, self._runner
+        deadline = None if timeout is None else transport.deadline(check_timeout(timeout))
         future = self._futures.new()
-        with link.lock:
+        with transport.lock:
             if (
                 runner.due_at is None
             ):  # not for each message: the alarm is set for the oldest message's deadline or earlier
@@ -81,7 +81,7 @@ class WindowedPublisher(WindowBase):
                 runner.wake_at(self._now() + self._window.ack_timeout_s)
             try:
                 if self._connection.out_bytes >= WRITE_AT_BYTES:
-                    link.write_and_wait(deadline)
+                    transport.write_and_wait(deadline)
                 try:
                     is_accepted = self._window.publish(future, subject, data, headers, self._now())
                 except BufferFull:
@@ -90,8 +90,8 @@ class WindowedPublisher(WindowBase):
                     self._publish_later(future, subject, data, headers, deadline)
             except TimeoutError:
                 raise RequestTimeout(f"publish to {subject!r}", timeout or 0, was_sent=False) from None
-            if not link.flush_is_scheduled:
-                link.flush_soon()
+            if not transport.flush_is_scheduled:
+                transport.flush_soon()
             return future
 
     def _publish_later(
@@ -99,7 +99,7 @@ class WindowedPublisher(WindowBase):
     ) -> None:
         """Wait for room in the window and in the connection's buffer, then publish."""
         attempt = partial(self._attempt, future, subject, data, headers)
-        while not when_there_is_room(self._link, attempt, deadline):
+        while not when_there_is_room(self._transport, attempt, deadline):
             self._window.check_may_wait()
             if deadline is not None and self._now() >= deadline:
                 raise TimeoutError
@@ -113,8 +113,8 @@ class WindowedPublisher(WindowBase):
                 or passed their ``ack_timeout``).
         """
         check_timeout(timeout)
-        deadline = None if timeout is None else self._link.deadline(timeout)
-        with self._link.lock:
+        deadline = None if timeout is None else self._transport.deadline(timeout)
+        with self._transport.lock:
             while self._window.outstanding:
                 if deadline is not None and self._now() >= deadline:
                     raise RequestTimeout(f"{self._window.outstanding} acknowledgements", timeout or 0)

@@ -72,21 +72,21 @@ class PullConsumer:
         )
 
     def _fetch(self, n: int, **options: Unpack[FetchKeywords]) -> list[JetStreamMessage]:
-        link = self._context.link
-        link.check_may_wait("fetch")
-        with link.lock:
+        transport = self._context.transport
+        transport.check_may_wait("fetch")
+        with transport.lock:
             if self._source is None or self._source.state.is_finished:
                 self._source = Source(self._context, self._known)
             source = self._source
             limit = unacknowledged_at_most(self._known.config)
-            fetch = Fetch(source.puller, n, now=link.now(), max_ack_pending=limit, **options)
+            fetch = Fetch(source.puller, n, now=transport.now(), max_ack_pending=limit, **options)
         is_complete = False
         try:
             while source.perform(fetch) is not None:
                 pass
             is_complete = True
         finally:
-            with link.lock:
+            with transport.lock:
                 fetch.leave(is_cancelled=not is_complete)
         return fetch.messages
 
@@ -208,9 +208,9 @@ class Messages:
     def _iterate(self) -> Iterator[JetStreamMessage]:
         if self._is_closed:
             return
-        link = self._context.link
-        link.check_may_wait("messages")
-        with link.lock:
+        transport = self._context.transport
+        transport.check_may_wait("messages")
+        with transport.lock:
             if self._source is None:
                 self._source = Source(self._context, self._info)
                 self._flow = Flow(self._source.puller, self._limits, self._priority)

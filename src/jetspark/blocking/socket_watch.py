@@ -1,15 +1,47 @@
-"""The selector of the connection's thread: it watches the alarm and the session's socket."""
+"""The selector of the connection's thread, which watches the session's socket and the pipe that wakes the thread."""
 
 from __future__ import annotations
 
 import selectors
 import socket
 
-__all__ = ["SocketWatch"]
+__all__ = ["SocketWatch", "WakeupPipe"]
+
+
+class WakeupPipe:
+    """A socket pair whose ``reader`` becomes readable by :meth:`wake`, which any thread may call, with or without a
+    lock."""
+
+    def __init__(self) -> None:
+        self.reader, self._writer = socket.socketpair()
+        self.reader.setblocking(False)
+        self._writer.setblocking(False)
+
+    def wake(self) -> None:
+        try:
+            self._writer.send(b"!")
+        except OSError:
+            pass  # full: a wake-up is pending already; closed: no thread waits any more
+
+    def clear(self) -> None:
+        """Consume all pending wake-ups."""
+        self.reader.recv(4096)
+
+    @property
+    def is_writer_closed(self) -> bool:
+        """No further wake-up is possible."""
+        return self._writer.fileno() < 0
+
+    def close_writer(self) -> None:
+        self._writer.close()
+
+    def close(self) -> None:
+        """Close the reader, after its thread has stopped waiting."""
+        self.reader.close()
 
 
 class SocketWatch:
-    """A selector and the events it watches at the socket. All calls but :meth:`select` need the link's lock.
+    """A selector and the events it watches at the socket. All calls but :meth:`select` need the transport's lock.
 
     Another thread may change the watched events during :meth:`select`, which then uses the new ones.
 

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from jetspark.blocking import clock
-from jetspark.blocking.ack_waits import error_of
+from jetspark.blocking.ack_future import error_of
 from jetspark.blocking.context import DriverContext, context_of
 from jetspark.blocking.fast import FastBatch
 from jetspark.blocking.jetstream import JetStream

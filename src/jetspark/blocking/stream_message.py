@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from jetspark.blocking.link_calls import when_there_is_room
-from jetspark.core.link import WRITE_AT_BYTES
+from jetspark.blocking.transport_calls import when_there_is_room
+from jetspark.core.transport import WRITE_AT_BYTES
 from jetspark.errors import BufferFull
 from jetspark.jetstream.acks import ACK, ACK_FRAME, IN_PROGRESS, AckableMessage, nak_payload, term_payload
 
@@ -27,18 +27,18 @@ class JetStreamMessage(AckableMessage):
         client = self._client
         if client is None:
             self._client_to_answer()
-        machine, link = client._machine, client._link
+        machine, transport = client._machine, client._transport
         frame = ACK_FRAME % self.raw_reply
-        with link.lock:
+        with transport.lock:
             if machine.out_bytes >= WRITE_AT_BYTES:
-                link.write_and_wait()
+                transport.write_and_wait()
             try:
                 machine.publish_frame(frame)
             except BufferFull:
-                when_there_is_room(link, partial(machine.publish_frame, frame))
+                when_there_is_room(transport, partial(machine.publish_frame, frame))
             self._client = None
-            if not link.flush_is_scheduled:
-                link.flush_soon()
+            if not transport.flush_is_scheduled:
+                transport.flush_soon()
 
     def ack_sync(self, timeout: float | None = None) -> None:
         """Acknowledge, and return when the server has recorded it.
@@ -66,12 +66,12 @@ class JetStreamMessage(AckableMessage):
 
     def _answer(self, payload: bytes) -> None:
         client = self._client_to_answer()
-        machine, link, address = client._machine, client._link, self.raw_reply
-        with link.lock:
+        machine, transport, address = client._machine, client._transport, self.raw_reply
+        with transport.lock:
             if machine.out_bytes >= WRITE_AT_BYTES:
-                link.write_and_wait()
+                transport.write_and_wait()
             try:
                 machine.publish_raw(address, payload)
             except BufferFull:
-                when_there_is_room(link, partial(machine.publish_raw, address, payload))
-            link.flush_soon()
+                when_there_is_room(transport, partial(machine.publish_raw, address, payload))
+            transport.flush_soon()

@@ -10,15 +10,15 @@ from typing import TypeVar, Unpack, cast
 
 from jetspark.blocking.callbacks import Callback, CallbackRunner, call
 from jetspark.blocking.completion import is_interrupt
-from jetspark.blocking.link_calls import drain
 from jetspark.blocking.message import Message
-from jetspark.blocking.transport import Link
+from jetspark.blocking.transport import Transport
+from jetspark.blocking.transport_calls import drain
 from jetspark.blocking.waiter import Changed
 from jetspark.core.arguments import function
 from jetspark.core.driver_base import SubscriptionBase, SubscriptionReaderBase
-from jetspark.core.link import drop_reader, unsubscribe
 from jetspark.core.numbers import check_timeout, timeout_of
 from jetspark.core.subscription import SubscriptionKind
+from jetspark.core.transport import drop_reader, unsubscribe
 from jetspark.errors import ConnectionClosed, RequestTimeout
 
 __all__ = ["Callback", "Subscription", "SubscriptionReader", "next_some", "subscribe"]
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 def subscribe(
-    link: Link,
+    transport: Transport,
     subject: str,
     queue: str = "",
     callback: Callback | None = None,
@@ -37,16 +37,16 @@ def subscribe(
     """Start receiving; ``direct`` is called while the connection reads. ``kind``: see :meth:`Connection.subscribe`."""
     if callback is not None:
         function("callback", callback, "a function that takes a message")
-    link.check_caller()
-    reader = SubscriptionReader(link)
+    transport.check_caller()
+    reader = SubscriptionReader(transport)
     reader.direct = direct
     try:
-        with link.lock, link.doubt:
-            reader.state = link.connection.subscribe(subject, queue, reader=reader, **kind)
-            link.flush_soon()
-            return Subscription(link, reader, callback)
+        with transport.lock, transport.doubt:
+            reader.state = transport.connection.subscribe(subject, queue, reader=reader, **kind)
+            transport.flush_soon()
+            return Subscription(transport, reader, callback)
     except BaseException:
-        drop_reader(link, reader)
+        drop_reader(transport, reader)
         raise
 
 
@@ -61,14 +61,14 @@ class SubscriptionReader(SubscriptionReaderBase):
     changed: Changed
     callback_runner: CallbackRunner | None = None
 
-    def __init__(self, link: Link) -> None:
-        super().__init__(link, Changed(link.lock))
+    def __init__(self, transport: Transport) -> None:
+        super().__init__(transport, Changed(transport.lock))
 
     def read_up(self, deadline: float) -> bool:
         if self.callback_runner is not None:
             return self.callback_runner.join(deadline)
-        with self._link.lock:
-            return self.changed.wait_for(lambda: not self.state.pending, deadline - self._link.now())
+        with self._transport.lock:
+            return self.changed.wait_for(lambda: not self.state.pending, deadline - self._transport.now())
 
 
 class Subscription(SubscriptionBase):
@@ -80,12 +80,12 @@ class Subscription(SubscriptionBase):
     :class:`~jetspark.PermissionDenied` when the server did not allow the subscription.
     """
 
-    def __init__(self, link: Link, reader: SubscriptionReader, callback: Callback | None) -> None:
-        self._link, self._reader = link, reader
+    def __init__(self, transport: Transport, reader: SubscriptionReader, callback: Callback | None) -> None:
+        self._transport, self._reader = transport, reader
         self._state, self._changed = reader.state, reader.changed
         if callback is not None:
             calling_back = partial(self._call_back, callback)
-            reader.callback_runner = CallbackRunner(link, calling_back, f"jetspark-callback-{self.subject}")
+            reader.callback_runner = CallbackRunner(transport, calling_back, f"jetspark-callback-{self.subject}")
 
     def __iter__(self) -> Iterator[Message]:
         return self._iterate()
@@ -107,7 +107,7 @@ class Subscription(SubscriptionBase):
 
     def _wait_for_more(self) -> bool:
         state = self._state
-        with self._link.lock:
+        with self._transport.lock:
             while not state.pending and not state.is_finished:
                 self._changed.wait()
             if not state.pending and state.error is not None:
@@ -126,7 +126,7 @@ class Subscription(SubscriptionBase):
     def _taken(self, take: Callable[[], T], timeout: float | None) -> T:
         state, changed = self._state, self._changed
         check_timeout(timeout)
-        with self._link.lock:
+        with self._transport.lock:
             if not state.pending and not changed.wait_for(self._is_readable, timeout):
                 raise RequestTimeout(f"next message on {state.subject!r}", timeout or 0)
             if not state.pending:
@@ -138,7 +138,7 @@ class Subscription(SubscriptionBase):
 
     def unsubscribe(self, max_messages: int = 0) -> None:
         """End the subscription now, or after ``max_messages`` in total. Messages received so far remain readable."""
-        unsubscribe(self._link, self._state, max_messages)
+        unsubscribe(self._transport, self._state, max_messages)
 
     def drain(self, timeout: float | None = None) -> None:
         """End without losing messages: the server stops sending, then the reader finishes the received ones.
@@ -148,10 +148,10 @@ class Subscription(SubscriptionBase):
         Raises:
             RequestTimeout: The reader did not finish in time.
         """
-        timeout = timeout_of(timeout, self._link.connection.options.drain_timeout_s)
-        deadline = self._link.deadline(timeout)
+        timeout = timeout_of(timeout, self._transport.connection.options.drain_timeout_s)
+        deadline = self._transport.deadline(timeout)
         try:
-            drain(self._link, self._state, timeout)
+            drain(self._transport, self._state, timeout)
             is_read = self._reader.read_up(deadline)
         except RequestTimeout:
             is_read = False
@@ -175,6 +175,6 @@ class Subscription(SubscriptionBase):
                 try:
                     call(callback, message)
                 except Exception as error:
-                    self._link.dispatcher.report(error)
+                    self._transport.dispatcher.report(error)
         except Exception as error:
-            self._link.dispatcher.report(error)
+            self._transport.dispatcher.report(error)

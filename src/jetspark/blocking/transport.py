@@ -35,22 +35,29 @@ from collections.abc import Callable
 from typing import Any
 
 from jetspark.blocking.credentials import SecretAsking
-from jetspark.blocking.socket_watch import SocketWatch
+from jetspark.blocking.socket_watch import SocketWatch, WakeupPipe
 from jetspark.blocking.step_runner import run_steps
 from jetspark.blocking.waiter import LONGEST_SLEEP_S, Changed, Waiter
-from jetspark.blocking.wakeup_pipe import WakeupPipe
 from jetspark.core.connection import Connection, Event
 from jetspark.core.dispatcher import Dispatcher
 from jetspark.core.lifecycle import AskSecret, Converse, Dial, Establishing, Hangup, Step, UpgradeToTLS, establish
 from jetspark.core.lifecycle import AuthSource as DriverAuth
-from jetspark.core.link import READ_BYTES, InterruptGuard, time_left_s
-from jetspark.core.link_sharing import LEASE_S, LINGER_S, Gathering, Passing, ReadingLease
 from jetspark.core.options import TLSConfig
 from jetspark.core.step_runner import Sleep, StepRun
 from jetspark.core.tls import describe_error, tls_context
+from jetspark.core.transport import (
+    LEASE_S,
+    LINGER_S,
+    READ_BYTES,
+    Gathering,
+    InterruptGuard,
+    Passing,
+    ReadingLease,
+    time_left_s,
+)
 from jetspark.errors import ConnectionLost, JetSparkError, RequestTimeout, UsageError
 
-__all__ = ["DriverAuth", "Link"]
+__all__ = ["DriverAuth", "Transport"]
 
 # Longest wait of close() for the connection's thread, which may be dialling or in a callback.
 ENDING_S = 1.0
@@ -61,12 +68,12 @@ _logger = logging.getLogger("jetspark.blocking")
 _NOT_NOW = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
-class Link:
+class Transport:
     """Keeps one :class:`Connection` connected, and moves bytes between it and the network.
 
     It also connects machines and readers to the threads: it delivers events (:meth:`deliver_events`), calls
-    attachments at their deadlines, and waits for room in the send buffer. The asyncio driver's ``Link`` has the same
-    methods.
+    attachments at their deadlines, and waits for room in the send buffer. The asyncio driver's ``Transport`` has the
+    same methods.
     """
 
     now = staticmethod(time.monotonic)
@@ -108,7 +115,7 @@ class Link:
         """The nearest deadline of the attachments at the last check of the connection's thread."""
         self._sleeps_until = 0.0
         """The time until which the connection's thread sleeps; an earlier alarm has to wake it."""
-        _links.add(self)
+        _transports.add(self)
 
     def open(self) -> None:
         self._thread.start()
@@ -141,7 +148,7 @@ class Link:
             self._reader_wakeup.close()
 
     def check_caller(self) -> None:
-        """No check: any thread may use the link, unlike the loops of the asyncio driver."""
+        """No check: any thread may use the transport, unlike the loops of the asyncio driver."""
 
     def check_may_wait(self, what: str) -> None:
         """Refuse to wait for a reply on the thread that reads.
@@ -614,12 +621,12 @@ class Link:
             self._socket = None
 
 
-_links: weakref.WeakSet[Link] = weakref.WeakSet()
+_transports: weakref.WeakSet[Transport] = weakref.WeakSet()
 
 
 def _after_fork_in_child() -> None:
-    for link in list(_links):
-        link._abandon_after_fork()
+    for transport in list(_transports):
+        transport._abandon_after_fork()
 
 
 if hasattr(os, "register_at_fork"):

@@ -1,16 +1,16 @@
 """The parts of clients, subscriptions and runners that do not wait, shared by both drivers.
 
 ``ClientBase`` and ``SubscriptionBase`` have read-only facts. The runners connect a
-:class:`~jetspark.core.machine.Machine` to a link.
+:class:`~jetspark.core.machine.Machine` to a transport.
 
-One runner runs one machine. It is the reader of the machine's inbox, and it is attached to the link while the machine
-expects events or has a deadline; its owner's callers wait in it. After each call into the machine it does the same:
-notify the owner, wake the callers, write the messages of the machine, and set an alarm for its next deadline. The
+One runner runs one machine. It is the reader of the machine's inbox, and it is attached to the transport while the
+machine expects events or has a deadline; its owner's callers wait in it. After each call into the machine it does the
+same: notify the owner, wake the callers, write the messages of the machine, and set an alarm for its next deadline. The
 waiting itself is in each driver's ``runner.py``.
 
-With threads, the link's lock guards the machine. Callers of a runner hold it; methods that the link calls take it
-themselves. Time is watched by the connection's own thread, and by callers while they wait: a batch must be kept alive
-while its producer thinks. The program's callbacks are called without the lock.
+With threads, the transport's lock guards the machine. Callers of a runner hold it; methods that the transport calls
+take it themselves. Time is watched by the connection's own thread, and by callers while they wait: a batch must be kept
+alive while its producer thinks. The program's callbacks are called without the lock.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from jetspark.core.connection import Connection
 from jetspark.core.events import ConnectionEvent
 from jetspark.core.handshake import ServerInfo
 from jetspark.core.headers import HeadersLike
-from jetspark.core.link import WRITE_AT_BYTES, Crowd, DriverLink, drop_reader
 from jetspark.core.machine import Machine, PacedMachine
 from jetspark.core.message import CoreMessage
 from jetspark.core.options import ConnectOptions
 from jetspark.core.subscription import SubscriptionState
+from jetspark.core.transport import WRITE_AT_BYTES, Crowd, DriverTransport, drop_reader
 from jetspark.errors import UsageError
 
 __all__ = [
@@ -143,18 +143,18 @@ class SubscriptionReaderBase:
     direct: Callable[[Any], None] | None = None
     """Called with each message while the connection reads, so it must not wait. Its errors are reported."""
 
-    def __init__(self, link: DriverLink, changed: Crowd) -> None:
+    def __init__(self, transport: DriverTransport, changed: Crowd) -> None:
         """``changed`` has the callers that wait for messages."""
-        self._link, self.changed = link, changed
+        self._transport, self.changed = transport, changed
 
     def wake(self) -> None:
         if self.direct is not None:
             self._call_directly(self.direct)
-        with self._link.lock:
+        with self._transport.lock:
             self.changed.notify_all()
 
     def _call_directly(self, callback: Callable[[Any], None]) -> None:
-        take, dispatcher = self.state.pending.popleft, self._link.dispatcher
+        take, dispatcher = self.state.pending.popleft, self._transport.dispatcher
         while True:
             try:
                 message = take()  # atomic, because another thread may be in here
@@ -189,12 +189,12 @@ class ReplyHandle(Protocol[M_contra]):
         """No reply will come: ``NoResponders``, ``PermissionDenied`` or the end of the connection."""
 
 
-class _HasLink(Protocol):
+class _HasTransport(Protocol):
     @property
     def connection(self) -> Connection: ...
 
     @property
-    def link(self) -> DriverLink: ...
+    def transport(self) -> DriverTransport: ...
 
 
 class ContextBase(Generic[C]):
@@ -203,7 +203,7 @@ class ContextBase(Generic[C]):
     __slots__ = ()
 
     def request_with(
-        self: _HasLink,
+        self: _HasTransport,
         handle: ReplyHandle[C],
         subject: str,
         data: bytes,
@@ -224,17 +224,17 @@ class ContextBase(Generic[C]):
         """
         token = self.connection.request(handle, subject, data, headers)
         if at_once:
-            self.link.flush()
+            self.transport.flush()
         else:
-            self.link.flush_soon()
+            self.transport.flush_soon()
         return token
 
-    def forget(self: _HasLink, token: str) -> None:
+    def forget(self: _HasTransport, token: str) -> None:
         """Drop the reply to a :meth:`request_with`, should it still come."""
         self.connection.requests.forget(token)
 
     def send_reply(
-        self: _HasLink, subject: str, data: bytes, headers: HeadersLike | None = None, *, at_once: bool = True
+        self: _HasTransport, subject: str, data: bytes, headers: HeadersLike | None = None, *, at_once: bool = True
     ) -> None:
         """Publish to the reply subject of a message, which the caller has checked.
 
@@ -250,18 +250,18 @@ class ContextBase(Generic[C]):
         else:
             self.connection.publish(subject, data, "", headers)
         if at_once:
-            self.link.flush()
+            self.transport.flush()
         else:
-            self.link.flush_soon()
+            self.transport.flush_soon()
 
 
 class SharedContextBase(ContextBase[C]):
-    """The same calls for threads, under the link's lock, which would cost a command with asyncio one percent."""
+    """The same calls for threads, under the transport's lock, which would cost a command with asyncio one percent."""
 
     __slots__ = ()
 
     def request_with(
-        self: _HasLink,
+        self: _HasTransport,
         handle: ReplyHandle[C],
         subject: str,
         data: bytes,
@@ -269,17 +269,17 @@ class SharedContextBase(ContextBase[C]):
         *,
         at_once: bool = True,
     ) -> str:
-        with self.link.lock, self.link.doubt:
+        with self.transport.lock, self.transport.doubt:
             return ContextBase.request_with(self, handle, subject, data, headers, at_once=at_once)
 
-    def forget(self: _HasLink, token: str) -> None:
-        with self.link.lock:
+    def forget(self: _HasTransport, token: str) -> None:
+        with self.transport.lock:
             ContextBase.forget(self, token)
 
     def send_reply(
-        self: _HasLink, subject: str, data: bytes, headers: HeadersLike | None = None, *, at_once: bool = True
+        self: _HasTransport, subject: str, data: bytes, headers: HeadersLike | None = None, *, at_once: bool = True
     ) -> None:
-        with self.link.lock, self.link.doubt:
+        with self.transport.lock, self.transport.doubt:
             ContextBase.send_reply(self, subject, data, headers, at_once=at_once)
 
 
@@ -297,14 +297,16 @@ class RunnerBase(Generic[M]):
     changed: Crowd
     """The callers that wait for the machine; made by the driver."""
 
-    def __init__(self, link: DriverLink, on_step: Callable[[], None], notify_owner: Callable[[], None]) -> None:
+    def __init__(
+        self, transport: DriverTransport, on_step: Callable[[], None], notify_owner: Callable[[], None]
+    ) -> None:
         """Two calls of the owner's.
 
         ``on_step`` is called after each call into the machine, before its callers continue. ``notify_owner`` is called
-        after a call from the link, without the driver's lock, so that it may call the program.
+        after a call from the transport, without the driver's lock, so that it may call the program.
         """
-        self._link: DriverLink = link
-        self._connection = link.connection
+        self._transport: DriverTransport = transport
+        self._connection = transport.connection
         self._on_step, self._notify_owner = on_step, notify_owner
         self.due_at: float | None = None
         """When the machine is called at the latest; None while no alarm is set for it."""
@@ -316,16 +318,16 @@ class RunnerBase(Generic[M]):
 
     def attach(self) -> None:
         """Hear of connection events and of time from now on."""
-        self._link.dispatcher.attach(self)
+        self._transport.dispatcher.attach(self)
 
     def detach(self) -> None:
-        self._link.dispatcher.detach(self)
+        self._transport.dispatcher.detach(self)
         self.due_at = None  # a deadline that nobody watches
 
     def step(self, call: Callable[[float], None]) -> None:
         """Call into the machine, with the time."""
         try:
-            call(self._link.now())
+            call(self._transport.now())
         except Exception as error:  # a bug of ours: no caller may wait for an answer that never comes
             self.machine.fail(error)
             raise
@@ -338,7 +340,7 @@ class RunnerBase(Generic[M]):
     def on_interrupt(self, error: BaseException) -> None:
         """End the session after an interrupt in the middle of a call into the machine: the states of machine and
         connection may no longer agree."""
-        self._link.doubt.after(error)
+        self._transport.doubt.after(error)
 
     def after_step(self) -> None:
         """After every call into the machine."""
@@ -348,27 +350,27 @@ class RunnerBase(Generic[M]):
             self.watch_clock()
 
     def watch_clock(self) -> None:
-        """Have the link call us at the machine's deadline. An earlier alarm stays: it sets the next one itself."""
+        """Have the transport call us at the machine's deadline. An earlier alarm stays: it sets the next one itself."""
         deadline = self.machine.next_deadline()
         if deadline is not None:
             self.wake_at(deadline)
 
     def wake_at(self, moment: float) -> None:
-        """Have the link call us then, or earlier."""
+        """Have the transport call us then, or earlier."""
         if self.due_at is None or moment < self.due_at:
             self.due_at = moment
-            self._link.set_alarm(moment)
+            self._transport.set_alarm(moment)
 
     def run_due(self) -> None:
         """Call ``on_time`` if it is due. With threads the connection's own thread may be busy in ``on_event``."""
-        now = self._link.now()
+        now = self._transport.now()
         if self.due_at is not None and now >= self.due_at:
             self.on_time(now)
 
-    # ---- the link tells us -------------------------------------------------------------------------------------
+    # ---- calls of the transport ----------------------------------------------------------------------------------
 
     def on_event(self, event: ConnectionEvent) -> None:
-        with self._link.lock:
+        with self._transport.lock:
             self.step(partial(self.machine.on_event, event))
         self._notify_owner()
 
@@ -376,7 +378,7 @@ class RunnerBase(Generic[M]):
         return self.due_at
 
     def on_time(self, now: float) -> None:
-        with self._link.lock:
+        with self._transport.lock:
             self.due_at = None
             self.step(self.machine.on_time)
         self._notify_owner()
@@ -385,7 +387,7 @@ class RunnerBase(Generic[M]):
 
     def wake(self) -> None:
         """The server said something."""
-        with self._link.lock:
+        with self._transport.lock:
             self.step(self.machine.on_replies)
         self._notify_owner()
 
@@ -409,12 +411,12 @@ class PacedRunnerBase(RunnerBase[P]):
         super().after_step()
         self.watch_clock()  # a hole that is noticed brings the deadline nearer
         if self.machine.failure is not None:
-            self._link.room.notify_all()  # wakes callers that wait for the connection's room, not for the machine
+            self._transport.room.notify_all()  # wakes callers that wait for the connection's room, not for the machine
         out_bytes = self._connection.out_bytes
         if out_bytes >= WRITE_AT_BYTES:
-            self._link.hand_over()
+            self._transport.hand_over()
         elif out_bytes:
-            self._link.flush_soon()
+            self._transport.flush_soon()
 
     def next_deadline(self) -> float | None:
         # Computed at each call: callers send without a step, and their messages have deadlines too.
@@ -428,4 +430,4 @@ class PacedRunnerBase(RunnerBase[P]):
 
     def drop_inbox(self) -> None:
         """An interrupt within ``subscribe`` leaves a subscription that the machine does not know."""
-        drop_reader(self._link, self)
+        drop_reader(self._transport, self)

@@ -66,7 +66,7 @@ class PacedMachine(Machine, Protocol):
 
 
 class Attached(Protocol):
-    """A listener of a driver's link: it gets the connection's events, and is called at its deadline.
+    """A listener of a driver's transport: it gets the connection's events, and is called at its deadline.
 
     Drivers call it without their lock, so that it may call the program back.
     """

@@ -10,8 +10,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-from jetspark.core.link import Crowd, DriverLink, new_inbox, unsubscribe
 from jetspark.core.subscription import SubscriptionState
+from jetspark.core.transport import Crowd, DriverTransport, new_inbox, unsubscribe
 from jetspark.errors import BufferFull
 from jetspark.jetstream.acks import NAK, AckableMessage
 from jetspark.jetstream.info import ConsumerInfo
@@ -27,11 +27,11 @@ LEAVING_S = 1.0
 
 
 class SourceBase(Generic[J]):
-    """One puller with its subscription. With threads, the link's lock guards both."""
+    """One puller with its subscription. With threads, the transport's lock guards both."""
 
     def __init__(
         self,
-        link: DriverLink,
+        transport: DriverTransport,
         info: ConsumerInfo,
         prefix: str,
         make_puller: Callable[[str, str], Puller[J]],
@@ -41,20 +41,20 @@ class SourceBase(Generic[J]):
         message_class: type[J],
     ) -> None:
         """``prefix`` is the API's; ``arrivals`` has the callers that wait; the classes are the driver's own."""
-        self._link: DriverLink = link
-        self._connection, self._now = link.connection, link.now
+        self._transport: DriverTransport = transport
+        self._connection, self._now = transport.connection, transport.now
         self._arrivals = arrivals
         self._has_acks = info.config.ack_policy != "none"
         self._is_closed = False
         subject = f"{prefix}.CONSUMER.MSG.NEXT.{info.stream_name}.{info.name}"
-        with link.lock:
-            _sweep(link)
-            inbox = new_inbox(link)
+        with transport.lock:
+            _sweep(transport)
+            inbox = new_inbox(transport)
             self.puller = make_puller(inbox, subject)
-            self.puller.idle_s = link.idle_s
-            reader = reader_class(link, self)
+            self.puller.idle_s = transport.idle_s
+            reader = reader_class(transport, self)
             # Bounded by the requests; a bound that drops messages would lose them until their ack_wait is over.
-            self.state = reader.state = link.connection.subscribe(
+            self.state = reader.state = transport.connection.subscribe(
                 f"{inbox}.*",
                 is_unbounded=True,
                 reader=reader,
@@ -70,7 +70,7 @@ class SourceBase(Generic[J]):
 
     def on_arrival(self) -> None:
         """Give arrived messages to the puller; takes the lock."""
-        with self._link.lock, self._link.doubt:
+        with self._transport.lock, self._transport.doubt:
             if self.puller.on_replies(self.state, self._now()):
                 self._arrivals.notify_all()
 
@@ -78,21 +78,21 @@ class SourceBase(Generic[J]):
         """Unsubscribe without returning messages: messages on their way are not wanted."""
         self._is_closed = True
         if not self._connection.is_closed:
-            unsubscribe(self._link, self.state)
+            unsubscribe(self._transport, self.state)
 
     def _leave_at_once(self) -> None:
         """Leave without waiting, after a cancellation. Messages on their way are redelivered after their ack_wait."""
         if self._connection.is_closed:
             return
-        unsubscribe(self._link, self.state)
-        with self._link.lock:
+        unsubscribe(self._transport, self.state)
+        with self._transport.lock:
             replies = self.puller.release() if self._has_acks else []
             try:
                 for reply in replies:
                     self._connection.publish_raw(reply, NAK)
             except BufferFull:
                 pass  # these are redelivered after their ack_wait too
-            self._link.flush_soon()
+            self._transport.flush_soon()
 
 
 class SourceReaderBase(ABC, Generic[J]):
@@ -101,8 +101,8 @@ class SourceReaderBase(ABC, Generic[J]):
 
     state: SubscriptionState | None = None
 
-    def __init__(self, link: DriverLink, source: SourceBase[J]) -> None:
-        self._link = link
+    def __init__(self, transport: DriverTransport, source: SourceBase[J]) -> None:
+        self._transport = transport
         self._source = weakref.ref(source)
 
     @property
@@ -114,7 +114,7 @@ class SourceReaderBase(ABC, Generic[J]):
         if source is not None:
             source.on_arrival()
         elif self.state is not None and not self.state.is_finished:
-            unsubscribe(self._link, self.state)
+            unsubscribe(self._transport, self.state)
 
     @property
     def pending_messages(self) -> int:
@@ -126,8 +126,8 @@ class SourceReaderBase(ABC, Generic[J]):
         """Read everything for a drain; each driver has its own, because asyncio's is awaited."""
 
 
-def _sweep(link: DriverLink) -> None:
+def _sweep(transport: DriverTransport) -> None:
     """End the subscriptions of collected sources. A finaliser cannot: it may run at any moment, in any thread."""
-    for state in link.connection.subscriptions.all:
+    for state in transport.connection.subscriptions.all:
         if isinstance(state.reader, SourceReaderBase) and state.reader.is_abandoned:
-            link.connection.unsubscribe(state)
+            transport.connection.unsubscribe(state)

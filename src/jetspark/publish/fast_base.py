@@ -1,6 +1,6 @@
 """The part of both drivers' fast batches and publishers that does not wait: facts, callbacks, sending, leaving.
 
-With threads, the caller holds the link's lock, unless a docstring says that the method takes it.
+With threads, the caller holds the transport's lock, unless a docstring says that the method takes it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from jetspark.core.connection import Connection
 from jetspark.core.driver_base import PacedRunnerBase
-from jetspark.core.link import WRITE_AT_BYTES, DriverLink
+from jetspark.core.transport import WRITE_AT_BYTES, DriverTransport
 from jetspark.errors import BufferFull, JetSparkError, UsageError
 from jetspark.jetstream.info import PubAck
 from jetspark.publish.block import Block
@@ -28,7 +28,7 @@ class FastBatchBase(Block):
 
     _batch: FastMachine
     _runner: PacedRunnerBase[FastMachine]
-    _link: DriverLink
+    _transport: DriverTransport
     _now: Callable[[], float]
     _logger: logging.Logger
 
@@ -105,7 +105,7 @@ class FastBatchBase(Block):
     def _report_news(self) -> None:
         """Call ``on_gap`` and ``on_error`` for new losses; takes the lock."""
         if self._batch.losses.news:
-            with self._link.lock:
+            with self._transport.lock:
                 news, self._batch.losses.news = self._batch.losses.news, []
             for entry in news:
                 if isinstance(entry, range):
@@ -115,7 +115,7 @@ class FastBatchBase(Block):
 
     def _abandon(self) -> None:
         """End the batch at the server without waiting; takes the lock."""
-        with self._link.lock:
+        with self._transport.lock:
             self._batch.abandon(self._now())
             self._runner.drop_inbox()
             self._runner.after_step()
@@ -126,7 +126,7 @@ class FastPublisherBase(Block):
 
     _publisher: FastPublisherMachine
     _runner: PacedRunnerBase[FastPublisherMachine]
-    _link: DriverLink
+    _transport: DriverTransport
     _connection: Connection
     _now: Callable[[], float]
     _logger: logging.Logger
@@ -171,7 +171,7 @@ class FastPublisherBase(Block):
 
     def _enter(self) -> Self:
         super()._enter()
-        with self._link.lock:
+        with self._transport.lock:
             self._runner.attach()
         return self
 
@@ -182,27 +182,27 @@ class FastPublisherBase(Block):
                 # In parts: the server mostly acknowledges whole windows, and then waits for the first message of the
                 # next.
                 if self._connection.out_bytes >= WRITE_AT_BYTES // 2:
-                    self._link.flush()
+                    self._transport.flush()
         except BufferFull:
             if not self._waits_for_room:
                 self._waits_for_room = True
-                self._link.call_when_there_is_room(self._on_room)
+                self._transport.call_when_there_is_room(self._on_room)
         except JetSparkError as error:  # such as a connection that was closed in the meantime
             self._publisher.fail(error)
         except BaseException as error:
             self._runner.on_interrupt(error)
             raise
         if self._connection.out_bytes >= WRITE_AT_BYTES:
-            self._link.flush()
-        elif self._connection.out_bytes and not self._link.flush_is_scheduled:
-            self._link.flush_soon()
+            self._transport.flush()
+        elif self._connection.out_bytes and not self._transport.flush_is_scheduled:
+            self._transport.flush_soon()
         if self._runner.due_at is None:
             self._runner.watch_clock()
 
     def _on_room(self) -> None:
         """Continue after a wait for room; takes the lock."""
         self._waits_for_room = False
-        with self._link.lock:
+        with self._transport.lock:
             self._runner.after_step()
 
     def _report_news(self) -> None:
@@ -222,7 +222,7 @@ class FastPublisherBase(Block):
 
     def _leave(self) -> None:
         """Send nothing more, and wake waiting callers; takes the lock."""
-        with self._link.lock:
+        with self._transport.lock:
             self._publisher.abandon(self._now())
             self._runner.drop_inbox()
             self._runner.after_step()

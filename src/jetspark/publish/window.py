@@ -38,11 +38,11 @@ from jetspark.core.connection import Connection
 from jetspark.core.driver_base import RunnerBase
 from jetspark.core.events import Closed, ConnectionEvent, Disconnected, ErrorReported, Reconnected
 from jetspark.core.headers import HeadersLike
-from jetspark.core.link import CountedCrowd, Crowd
 from jetspark.core.machine import Reader
 from jetspark.core.message import AnswerRun, CoreMessage, is_no_responders
 from jetspark.core.numbers import seconds_above_0, whole
 from jetspark.core.subscription import SubscriptionState
+from jetspark.core.transport import CountedCrowd, Crowd
 from jetspark.errors import (
     ConfigError,
     ConnectionClosed,

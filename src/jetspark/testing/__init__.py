@@ -5,7 +5,7 @@ from jetspark.testing.clock import FakeClock
 from jetspark.testing.model import BatchLimits, Delivery, ModelMessage, ModelServer, OpenFastBatch
 from jetspark.testing.network import Front, Network, VirtualClock, Wire
 from jetspark.testing.servers import SharedNatsServer
-from jetspark.testing.simulation import Fault, FaultPlan, Faults, SimulatedLink
+from jetspark.testing.simulation import Fault, FaultPlan, Faults, SimulatedTransport
 from jetspark.testing.virtual_loop import VirtualLoop, VirtualProcess, model_network, run_in_virtual_time
 
 __all__ = [
@@ -21,7 +21,7 @@ __all__ = [
     "Network",
     "OpenFastBatch",
     "SharedNatsServer",
-    "SimulatedLink",
+    "SimulatedTransport",
     "VirtualClock",
     "VirtualLoop",
     "VirtualProcess",

@@ -1,10 +1,10 @@
 """A driver in virtual time: keeps a :class:`Connection` connected over a simulated network, and breaks it at random.
 
-:class:`SimulatedLink` replaces the drivers' sockets, timers and tasks by a :class:`~jetspark.testing.network.Network`
-and its clock. So the machines of ``core`` and ``publish`` run here as they do there, byte for byte, and whole minutes
-of outage cost milliseconds.
+:class:`SimulatedTransport` replaces the drivers' sockets, timers and tasks by a
+:class:`~jetspark.testing.network.Network` and its clock. So the machines of ``core`` and ``publish`` run here as they
+do there, byte for byte, and whole minutes of outage cost milliseconds.
 
-States of a link, and who moves them::
+States of a transport, and who moves them::
 
     closed ──open()──> establishing ──session is up──> connected ──wire lost, pings unanswered──> establishing
                             └──every server refused at the first try: the program tries again, as programs do
@@ -29,13 +29,13 @@ from jetspark.core.step_runner import Sleep, StepRun
 from jetspark.errors import ConnectionLost, JetSparkError, RequestTimeout
 from jetspark.testing.network import Network, NetworkTimer, VirtualClock, Wire
 
-__all__ = ["Fault", "FaultPlan", "Faults", "SimulatedLink"]
+__all__ = ["Fault", "FaultPlan", "Faults", "SimulatedTransport"]
 
 # A program whose first connect() fails tries again after a while.
 CONNECT_AGAIN_S = 0.2
 
 
-class SimulatedLink:
+class SimulatedTransport:
     """Moves bytes between a connection and the network, and passes connection events to its listeners.
 
     The reader of a subscription is woken when messages have arrived; the handle of a request or a flush is called with

@@ -135,7 +135,7 @@ class CommandRunner:
         watching: asyncio.Task[None],
         options: CommandOptions,
     ) -> None:
-        self._context, self._link = context, context.link
+        self._context, self._transport = context, context.transport
         self._decider, self._store, self._views, self._watching = decider, store, views, watching
         self.options = options
         self._turns, self._slots = Turns(), DecisionSlots(options.concurrency)
@@ -146,7 +146,7 @@ class CommandRunner:
         """Commands whose message was sent and is not acknowledged."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._idle: asyncio.Future[None] | None = None
-        self._link.dispatcher.attach(self)
+        self._transport.dispatcher.attach(self)
 
     # ---- life --------------------------------------------------------------------------------------------------
 
@@ -200,7 +200,7 @@ class CommandRunner:
 
     async def close(self) -> None:
         """Abandon unfinished commands; a retry with the same id learns whether it was decided."""
-        self._link.dispatcher.detach(self)
+        self._transport.dispatcher.detach(self)
         for run in [*self._in_transit]:
             self._forget(run)
             run.steps.close()
@@ -289,7 +289,7 @@ class CommandRunner:
             return False
         run.wait_until = min(now + REQUEST_S, run.deadline)
         self._in_transit[run] = None
-        self._link.set_alarm(run.wait_until)
+        self._transport.set_alarm(run.wait_until)
         return True
 
     def on_ack(self, run: CommandRun, message: Message) -> None:

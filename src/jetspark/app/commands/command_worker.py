@@ -67,7 +67,7 @@ class CommandWorker:
         self._commands = Catalogue(*(spec.kind for spec in specs))
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[None] = self._loop.create_future()
-        self._denials = DenialWatch(self._context.link.dispatcher, self._needs, self._fail)
+        self._denials = DenialWatch(self._context.transport.dispatcher, self._needs, self._fail)
         self._subscriptions: list[Subscription] = []
         self.service = ServiceRecord(
             name=app.name,

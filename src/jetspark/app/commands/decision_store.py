@@ -178,7 +178,7 @@ class CommandStore:
         """Calls :func:`judge`, and records a refusal that may last, for the log."""
         outcome = judge(error)
         if isinstance(outcome, AppendMoved) and not outcome.is_conflict:
-            self.refused_at, self.refusal = self._context.link.now(), str(error)
+            self.refused_at, self.refusal = self._context.transport.now(), str(error)
         return outcome
 
     async def _publish(self, step: Append) -> Appended | AppendMoved:

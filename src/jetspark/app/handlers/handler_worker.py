@@ -129,7 +129,7 @@ class HandlerWorker:
         self._connection = context_of(store.js).connection
         self.stalls = StallWatch(self)
         self._denied: asyncio.Future[None] = self._loop.create_future()
-        self._denials = DenialWatch(context_of(store.js).link.dispatcher, self._needs, self._on_denied)
+        self._denials = DenialWatch(context_of(store.js).transport.dispatcher, self._needs, self._on_denied)
 
     # ---- life --------------------------------------------------------------------------------------------------
 

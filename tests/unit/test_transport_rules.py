@@ -9,9 +9,9 @@ import pytest
 from jetspark.core.connection import Connection
 from jetspark.core.dispatcher import Dispatcher
 from jetspark.core.events import ConnectionEvent
-from jetspark.core.link_sharing import GATHER_S, LEASE_S, LINGER_S, MUCH_BYTES, Gathering, Passing, ReadingLease
 from jetspark.core.options import ConnectOptions
 from jetspark.core.reconnect import parse_servers
+from jetspark.core.transport import GATHER_S, LEASE_S, LINGER_S, MUCH_BYTES, Gathering, Passing, ReadingLease
 from jetspark.errors import ConnectionLost
 
 ME, OTHER = 7, 8
