@@ -255,7 +255,7 @@ class World:
         return delivered < last and not sessions & process.sessions
 
     def on_return(self, process: Process, message: JetStreamMessage) -> None:
-        """A process returns a message: another one that has it would be delivered it again, and lose the time it has."""
+        """A process returns a message: another one that has it would get it again, and lose the time it has."""
         delivery = message.metadata
         if delivery.stream == PARTITIONED:
             number = json.loads(message.data)["data"]["number"]
@@ -282,7 +282,7 @@ class World:
     async def _watch_holding(self) -> None:
         """Each worker, every half second: what holds back a key, and what is in progress, is some reader's affair.
 
-        A key that waits for an event that no reader looks for waits for as long as the process lives, and an event whose
+        A key that waits for an event that no reader looks for waits for as long as the process lives. An event whose
         reader has ended is kept in progress here, and nowhere else. The worker's own look for stalls would end both,
         after some time, so that at the end of the run nothing of it is seen.
         """

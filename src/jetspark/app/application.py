@@ -647,8 +647,8 @@ class App:
     def _declare(self, spec: HandlerSpec) -> None:
         if spec.durable in ("projections", SPARK_ROWS):
             raise ConfigError(
-                f"durable={spec.durable!r}: expected another name; the dead letters of projections, or of rows that Spark "
-                "writes, have this one"
+                f"durable={spec.durable!r}: expected another name; the dead letters of projections, or of rows that "
+                "Spark writes, have this one"
             )
         if spec.durable in self.handlers:
             raise ConfigError(f"durable={spec.durable!r}: expected a name of its own; another handler has it")
