@@ -13,7 +13,7 @@ pytest.importorskip("pyspark")
 
 from jetspark.errors import DataLoss, RequestTimeout
 from jetspark.lake.position import DataFile, StreamIdentity
-from jetspark.lake.range_writing import Part, WriteLimits, WrittenPart
+from jetspark.lake.range_writing import StreamPart, WriteLimits, WrittenPart
 from jetspark.spark.lake.archiving import TASK_SEQUENCES, Result, _joined, _parts
 from jetspark.state.scan import Head
 
@@ -36,15 +36,15 @@ def file(begin: int, end: int) -> DataFile:
     )
 
 
-def part(begin: int, end: int, lost: tuple[range, ...] = ()) -> Part:
-    return Part(identity=IDENTITY, begin=begin, start=begin, end=end, lost=lost)
+def part(begin: int, end: int, lost: tuple[range, ...] = ()) -> StreamPart:
+    return StreamPart(identity=IDENTITY, begin=begin, start=begin, end=end, lost=lost)
 
 
-def written(part: Part) -> WrittenPart:
+def written(part: StreamPart) -> WrittenPart:
     return WrittenPart(part.begin, part.end, (file(part.begin, part.end),), ())
 
 
-def without_rows(part: Part) -> WrittenPart:
+def without_rows(part: StreamPart) -> WrittenPart:
     return WrittenPart(part.begin, part.end, (), part.lost)
 
 
@@ -67,9 +67,9 @@ def test_files_touch_and_end_where_the_last_rows_are(has_rows: list[bool]) -> No
 
 
 def test_lost_sequences_of_a_part_without_rows_go_into_the_next_file() -> None:
-    again: list[Part] = []
+    again: list[StreamPart] = []
 
-    def write(part: Part) -> WrittenPart:
+    def write(part: StreamPart) -> WrittenPart:
         again.append(part)
         return written(part)
 
@@ -94,14 +94,14 @@ def test_a_loss_ends_the_part_before_it_and_is_raised_where_nothing_is_before_it
 def test_a_range_is_parted_among_tasks_and_none_gets_more_than_a_file() -> None:
     limits = WriteLimits(max_rows=100_000, max_bytes=10_000_000, patience_s=1.0)
     head = Head("ORDERS", IDENTITY.created, 1, 10**6, bytes_per_sequence=200.0)
-    whole = Part(identity=IDENTITY, begin=1, start=11, end=10**6, lost=(range(3, 5),))
+    whole = StreamPart(identity=IDENTITY, begin=1, start=11, end=10**6, lost=(range(3, 5),))
     found = _parts(whole, limits, head, 4)
     assert [each.end - each.start for each in found] == [50_000] * 4  # 10 MB of 200 bytes each
     assert [(each.begin, each.start, each.lost) for each in found[:2]] == [
         (1, 11, (range(3, 5),)),
         (50_011, 50_011, ()),
     ]
-    few = Part(identity=IDENTITY, begin=1, start=1, end=TASK_SEQUENCES)
+    few = StreamPart(identity=IDENTITY, begin=1, start=1, end=TASK_SEQUENCES)
     assert len(_parts(few, limits, head, 4)) == 1
-    first = Part(identity=IDENTITY, begin=1, start=1, end=10**6, is_first=True)
+    first = StreamPart(identity=IDENTITY, begin=1, start=1, end=10**6, is_first=True)
     assert [(each.start, each.end) for each in _parts(first, limits, head, 4)] == [(1, 50_001)]

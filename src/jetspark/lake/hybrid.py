@@ -12,7 +12,7 @@ a reader depends as little as possible on what the stream removes while it reads
 
 A gap is a sequence that neither of them has. It is :class:`~jetspark.errors.DataLoss` for a range that needs it.
 
-The border moves: the archive grows, and the stream loses what was archived. Offsets are sequences of the stream, and
+The border moves: the archive grows, and the stream loses archived messages. Offsets are sequences of the stream, and
 both have the same message at each of them, so a range gives the same rows wherever its border is. A reader that finds a
 part missing, in the stream or in the archive, opens the archive again and continues at its position there
 (:class:`HybridCursor`).
@@ -188,7 +188,7 @@ class HybridCursor:
 
     def in_stream(self, part: Slice) -> Range:
         """A part to read from the stream."""
-        # What the stream removes from its front before it is read is no loss at the beginning of a history only.
+        # Messages that the stream removes from its front are not lost at the beginning of a history, and lost elsewhere.
         covered, whole = self.archive.position, self._part
         is_beginning = covered.first == covered.next or part.start < covered.first
         is_early = whole.is_kept or (whole.is_earliest and is_beginning)

@@ -2,8 +2,8 @@
 
 Each sequence of the range becomes a row, or is explained: a message that was not there when the range was read was
 *deleted*, or *lost*, if it may have been there until the stream's limits removed it. The stream's present beginning
-tells the two apart, as in :mod:`jetspark.state.scan`: limits remove messages from the front, so what is missing before
-the beginning may be lost, and what is missing after it was deleted by itself.
+tells the two apart, as in :mod:`jetspark.state.scan`. Limits remove messages from the front, so a message missing
+before the beginning may be lost, and a message missing after it was deleted by itself.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from jetspark.state.losses import front_of, removes_by_limits
 from jetspark.state.patience import Persistence
 from jetspark.state.scan import Head, Range, RangeScan
 
-__all__ = ["LOSS_REMEDY", "OnLoss", "Part", "WriteLimits", "WrittenPart", "front", "write_range"]
+__all__ = ["LOSS_REMEDY", "OnLoss", "StreamPart", "WriteLimits", "WrittenPart", "front", "write_range"]
 
 OnLoss = Literal["fail", "record"]
 
@@ -49,7 +49,7 @@ class WriteLimits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class StreamPart:
     """Sequences to write: those from ``start`` to ``end``, exclusive."""
 
     identity: StreamIdentity
@@ -62,11 +62,11 @@ class Part:
     anchor: int = 0
     """The sequence of the last row in the archive; 0 without one."""
     is_first: bool = False
-    """No row is in the archive yet: it begins with the first row, and what was removed before is no loss."""
+    """The archive is empty: it begins with the first row, and messages removed before that row are not lost."""
 
 
 class WrittenPart(NamedTuple):
-    """What became of a part."""
+    """The result of writing a part."""
 
     begin: int
     """The beginning of the part, or of a first part the first row."""
@@ -96,7 +96,7 @@ def front(stream: str, anchor: int, patience_s: float) -> Procedure[tuple[Head, 
 def write_range(
     runner: ProcedureRunner,
     store: FileStore,
-    part: Part,
+    part: StreamPart,
     limits: WriteLimits,
     *,
     is_cut: bool = False,
@@ -131,7 +131,7 @@ def write_range(
 class _PartWriter:
     """A part while it is written."""
 
-    def __init__(self, runner: ProcedureRunner, store: FileStore, part: Part, limits: WriteLimits) -> None:
+    def __init__(self, runner: ProcedureRunner, store: FileStore, part: StreamPart, limits: WriteLimits) -> None:
         self._runner, self._store, self._part, self._limits = runner, store, part, limits
         self.next = part.start
         """The first sequence that was not read yet."""
@@ -200,5 +200,5 @@ class _PartWriter:
         if self._writer is None and not (present and present[0].start < lost[0].start):
             first = lost[0].stop if lost[0].stop < end else head.whole_from
             raise DataLoss(identity.stream, lost[0].start, first, LOSS_REMEDY)
-        # What was read before the loss is archived first: it may be removed next.
+        # Messages read before the loss are archived first, because the stream may remove them next.
         return lost[0].start, []

@@ -137,7 +137,7 @@ class ArchiveReader:
         return count
 
     def sequence_at(self, moment: datetime.datetime) -> int | None:
-        """The first message stored at or after a moment; None if there is none."""
+        """The first message stored at or after a moment; None without such a message."""
         time_us = (moment - _EPOCH) // _MICROSECOND
         for file in self.files:
             if file.max_time_us >= time_us:

@@ -1,4 +1,4 @@
-"""Operations data as frames: dead letters, a redrive of those that a query chooses, and unreadable messages."""
+"""Operations data as frames: dead letters, unreadable messages, and a redrive of the rows of a query."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def redrive(
 
     Only the column ``number`` is used. Dead letters that were handled or discarded since are passed over, and a request
     is stored once for each failure, so calling it twice changes nothing. A dead letter behind another follows it
-    without a request. The result says what was requested; see :meth:`jetspark.app.AppDeadLetters.redrive`.
+    without a request. The result counts the requests; see :meth:`jetspark.app.AppDeadLetters.redrive`.
 
     Args:
         dry_run: Count what would be done.

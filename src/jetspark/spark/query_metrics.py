@@ -41,8 +41,8 @@ __all__ = ["QueryMetrics"]
 _logger = logging.getLogger("jetspark.spark")
 
 MAX_QUERIES = 100
-"""Queries with series of their own. A driver runs a few; the bound keeps one that names its queries by the hour from
-filling Prometheus."""
+"""Most queries with their own series. A driver runs a few; the bound protects Prometheus from a driver that gives each
+query a new name."""
 SCRAPE_S = 5.0
 """Time for reading lags in one scrape; Prometheus gives up after 10 seconds by default."""
 REQUEST_TIMEOUT_MS = 2_000

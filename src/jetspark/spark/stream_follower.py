@@ -285,7 +285,7 @@ def check_loss(start: Offset, heads: Iterable[Head], *, is_allowed: bool) -> boo
     for head in heads:
         position = start.streams[head.stream]
         gap = head.first_loss(position.next, head.next)
-        # What the stream removes before its first message is read is no loss; a gap behind the start is one.
+        # A message that the stream removes before its first read is not lost; a message in a gap behind the start is.
         if gap is not None and (position.is_promised or gap.start > position.next):
             is_lost = True
             loss = DataLoss(head.stream, gap.start, gap.stop, LOSS_REMEDY)

@@ -37,7 +37,7 @@ def letter_of(stream: str, message: Unreadable, *, failed: str = "") -> StoredEv
 
 
 def write_letters(app: str, stream: str, messages: Sequence[Unreadable], *, patience_s: float) -> Procedure[int]:
-    """Store dead letters of messages; see :func:`store_letters`. What is too large stays in its stream."""
+    """Store dead letters of messages; see :func:`store_letters`. A message that is too large stays in its stream."""
     failed = utc_now().isoformat(timespec="milliseconds").replace("+00:00", "Z")
     letters = [letter_of(stream, message, failed=failed) for message in messages]
     return store_letters(app, letters, patience_s=patience_s)

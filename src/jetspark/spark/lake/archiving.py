@@ -1,4 +1,4 @@
-"""Writes archives in Spark's tasks. No message goes through Java: a task writes files, and returns what it has written.
+"""Writes archives in Spark's tasks. No message goes through Java: a task writes files, and returns their descriptions.
 
 A range of sequences is parted among tasks, each of which does what the live archiver does with its part. The driver
 commits all files at once. An attempt of a task that is killed or repeated leaves files that are in no commit.
@@ -19,7 +19,7 @@ from jetspark.core.gc_tuning import seldom_collecting
 from jetspark.errors import DataLoss, JetSparkError
 from jetspark.lake.archive import ArchiveTable
 from jetspark.lake.position import DataFile
-from jetspark.lake.range_writing import Part, WriteLimits, WrittenPart, write_range
+from jetspark.lake.range_writing import StreamPart, WriteLimits, WrittenPart, write_range
 from jetspark.lake.store import open_store
 from jetspark.spark.connections import runner_for
 from jetspark.spark.engine.projection_options import option_text
@@ -50,7 +50,7 @@ class WriteTask(NamedTuple):
     uri: str
     storage_options: Mapping[str, str]
     limits: WriteLimits
-    parts: Sequence[Part]
+    parts: Sequence[StreamPart]
     """One for each task."""
 
 
@@ -69,7 +69,7 @@ class SparkArchiver:
         self._spark, self._tasks = spark, tasks or _parallelism(spark)
 
     def write(
-        self, table: ArchiveTable, part: Part, limits: WriteLimits, head: Head, on_piece: Callable[[int], bool]
+        self, table: ArchiveTable, part: StreamPart, limits: WriteLimits, head: Head, on_piece: Callable[[int], bool]
     ) -> WrittenPart:
         """As :func:`~jetspark.lake.range_writing.write_range`; ends early where every task has enough."""
         run = functools.partial(self._run, table, limits, on_piece)
@@ -77,7 +77,7 @@ class SparkArchiver:
         return _joined(parts, run(parts), lambda part: run([part])[0])
 
     def _run(
-        self, table: ArchiveTable, limits: WriteLimits, on_piece: Callable[[int], bool], parts: Sequence[Part]
+        self, table: ArchiveTable, limits: WriteLimits, on_piece: Callable[[int], bool], parts: Sequence[StreamPart]
     ) -> list[Result]:
         store = table.store
         task = WriteTask(self._options, store.uri, dict(store.storage_options), limits, parts)
@@ -103,7 +103,7 @@ def _parallelism(spark: SparkSession) -> int:
         return CONNECT_TASKS
 
 
-def _parts(part: Part, limits: WriteLimits, head: Head, tasks: int) -> list[Part]:
+def _parts(part: StreamPart, limits: WriteLimits, head: Head, tasks: int) -> list[StreamPart]:
     """The parts of a part, no larger than a file should be."""
     if part.is_first:
         tasks = 1  # only the first row of all begins an archive
@@ -116,9 +116,9 @@ def _parts(part: Part, limits: WriteLimits, head: Head, tasks: int) -> list[Part
 
 
 def _joined(
-    parts: Sequence[Part],
+    parts: Sequence[StreamPart],
     results: Sequence[WrittenPart | JetSparkError],
-    again: Callable[[Part], WrittenPart | JetSparkError],
+    again: Callable[[StreamPart], WrittenPart | JetSparkError],
 ) -> WrittenPart:
     """The results of touching parts as one. Files must touch, so a part behind parts without rows is written again.
 

@@ -225,7 +225,7 @@ class StreamReader(Follower):
 
     def _requests(self) -> int:
         requests = int(self._pages) + self._left_out if self._is_list_shorter else len(self._options.stream)
-        # While the stream removes what is not archived, each look opens the archive again.
+        # While messages are missing between archive and stream, each look opens the archive again.
         return requests + ARCHIVE_REQUESTS * self._archives.has_gap
 
     def _starts_of(self, js: JetStream, heads: list[Head]) -> Offset:

@@ -90,7 +90,7 @@ class RowLayout(Protocol):
 
     @property
     def has_own_ids(self) -> bool:
-        """Whether ids come from the rows, so that another partition or another program may use the same."""
+        """True if ids come from the rows, so that another partition or another program may use the same."""
 
     @property
     def has_ttl(self) -> bool: ...

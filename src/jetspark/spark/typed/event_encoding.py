@@ -57,7 +57,7 @@ from jetspark.spark.typed.refused_rows import Reason, RefusedRows
 __all__ = ["EventEncoder", "MetadataColumns", "RowSpool"]
 
 ROW_BYTES = 300
-"""What a message needs in memory besides its data: id, subject, header block and the objects of Python."""
+"""Memory of a message besides its data: id, subject, header block and the objects of Python."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +79,7 @@ class MetadataColumns:
 
 
 class _Said(NamedTuple):
-    """What the metadata columns say of the events of one Arrow batch: iterables of the same length."""
+    """The metadata columns of the events of one Arrow batch: iterables of the same length."""
 
     ids: Iterable[str | None] = repeat(None)
     times: Iterable[datetime.datetime | None] = repeat(None)
@@ -155,7 +155,7 @@ class EventEncoder:
         return spool.read()
 
     def encode(self, batch: pa.RecordBatch) -> Rows:
-        """The messages of the next rows, without those that are refused."""
+        """The messages of the next rows that are not refused."""
         first, self._read = self._read, self._read + len(batch)
         refuse = partial(self._refused.add, first, batch)
         subjects, bodies, ids, blocks = list[str](), list[bytes](), list[bytes](), list[bytes]()

@@ -107,7 +107,7 @@ def write_events(
     Args:
         app: The application, or its location ``package.module:name``. Spark's workers import it.
         kinds: Classes of events that the application declares.
-        checkpoint: The folder of the query's position and of what it has written.
+        checkpoint: The folder that keeps the query's position and its progress in writing.
         until_now: End the query when all rows that exist at the start are written.
         interval_s: Seconds between the starts of two micro-batches; by default a batch starts as soon as there are
             rows. Cannot be combined with ``until_now``.
@@ -156,7 +156,7 @@ def _triggered(writer: DataStreamWriter, *, until_now: bool, interval_s: float |
 def _types(app: App, kinds: Sequence[type[object]]) -> list[str]:
     """
     Raises:
-        ConfigError: There is no class, one is not declared, or a newer version of it is.
+        ConfigError: No class was given, a class is not declared, or a newer version of it is declared.
     """
     if not kinds:
         known = ", ".join(each.kind.__name__ for each in app.catalogue)

@@ -60,7 +60,7 @@ class RefusedRows:
     """None where an invalid row fails the task."""
     count: int = 0
     reasons: dict[tuple[str, str, str], Reason] = field(default_factory=dict)
-    """By type, field and rule; of rows that become dead letters there are none."""
+    """By type, field and rule; empty if rows become dead letters."""
     _letters: list[StoredEvent] = field(default_factory=list)
 
     @property
