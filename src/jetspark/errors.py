@@ -1157,8 +1157,16 @@ class StreamWentBack(DataError):
     stream: str
     wanted: int
     end: int
+    is_reused: bool = False
+    """The stream has grown since, so ``end`` is a sequence that it has given to two messages."""
 
     def __str__(self) -> str:
+        if self.is_reused:
+            return (
+                f"stream {self.stream!r}: the message at sequence {self.end} is not the one that was read there; the "
+                "stream was restored from an older state and has given its sequences again: archive it below another "
+                "root"
+            )
         return (
             f"stream {self.stream!r}: sequence {self.wanted} is needed and the stream's next one is {self.end}; "
             "it was restored from an older state, or the offset is another stream's"

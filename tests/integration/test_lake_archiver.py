@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import random
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,7 +20,7 @@ from support.object_stores import Fault, s3_server
 
 from jetspark import StreamConfig
 from jetspark.blocking import JetStream, Stream, connect
-from jetspark.errors import DataLoss, NetworkError, RequestTimeout, StoreUnavailable, StreamNotFound
+from jetspark.errors import DataLoss, NetworkError, RequestTimeout, StoreUnavailable, StreamNotFound, StreamWentBack
 from jetspark.lake import ArchiveOptions, archive_streams, find_tables, verify_archive
 from jetspark.lake.lease import BUCKET
 from jetspark.lake.rows import messages_of
@@ -376,6 +377,31 @@ def test_a_restarted_server_interrupts_nothing(own: NatsServer, lake: Path) -> N
             fill(js, stream, 3000)
             until(lambda: reached(lake) == stream.info().state.last_sequence + 1)
         assert proved(only_table(lake), js).rows == 6000
+
+
+def test_a_stream_that_was_restored_from_an_older_state_is_an_error(
+    own: NatsServer, lake: Path, tmp_path: Path
+) -> None:
+    with connect(own.url) as client:
+        stream = new_stream(client.jetstream(), storage="file")
+        fill(client.jetstream(), stream, 100)
+    own.stop()
+    shutil.copytree(own.store_dir, tmp_path / "older")
+    own.start()
+    with connect(own.url) as client:
+        fill(client.jetstream(), stream := client.jetstream().stream(stream.name), 100)
+        archive(client.jetstream(), stream.name, lake, lease_s=None)
+    own.stop()
+    shutil.rmtree(own.store_dir)
+    shutil.copytree(tmp_path / "older", own.store_dir)
+    own.start()
+    with connect(own.url) as client:
+        with pytest.raises(StreamWentBack, match="sequence 201 is needed and the stream's next one is 101"):
+            archive(client.jetstream(), stream.name, lake, lease_s=None)
+        fill(client.jetstream(), client.jetstream().stream(stream.name), 300)
+        with pytest.raises(StreamWentBack, match="message at sequence 200 is not the one that was read there"):
+            archive(client.jetstream(), stream.name, lake, lease_s=None)
+    assert reached(lake) == 201
 
 
 def test_a_server_that_stays_away_is_an_error_after_a_while(own: NatsServer, lake: Path) -> None:

@@ -139,7 +139,7 @@ class WriterOptions:
 @archive.command()
 @with_groups
 def run(target: Target, place: Place, writer: WriterOptions, engine: EngineOptions, servers: Servers = None) -> None:
-    """Archive a stream until SIGTERM or Ctrl-C. The command then commits the messages it has read, and exits with code 0.
+    """Archive a stream until SIGTERM or Ctrl-C, which commits the messages read so far and exits with code 0.
 
     Each message is in the archive exactly once, whenever a process is killed. A second process waits until the first
     one ends. An idle stream commits nothing. A stream that was re-created gets a new table.

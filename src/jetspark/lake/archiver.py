@@ -27,6 +27,7 @@ from jetspark.errors import (
     ArchiveMoved,
     ConfigError,
     JetSparkError,
+    MessageNotFound,
     RequestTimeout,
     StreamNotFound,
     StreamRecreated,
@@ -160,7 +161,7 @@ def archive_streams(
     Raises:
         DataLoss: A stream's limits removed messages before they were archived; see ``on_loss``.
         StreamNotFound: A stream does not exist.
-        StreamWentBack: A stream was restored from an older state.
+        StreamWentBack: A stream was restored from an older state, so that it gives archived sequences again.
         ConfigError: The store does not honour conditional writes, or an option cannot be used.
         RequestTimeout, StoreUnavailable: For longer than ``patience_s`` the server or the store was away, or (with
             ``once``) another writer had the lease.
@@ -324,6 +325,7 @@ class _Archiver:
         """Write the new messages, to be committed."""
         table, base, empty = self._table, self._base, self._empty
         assert table is not None
+        self._check_history(base)
         begin = head.first if base is None else base.position.next
         part = StreamPart(
             identity=table.identity,
@@ -348,6 +350,24 @@ class _Archiver:
         if self._on_progress is not None:
             self._on_progress(self._stream, at, self._end - 1)
         return self._stop(0.0)
+
+    def _check_history(self, base: Snapshot | None) -> None:
+        """Check that the stream has not been restored from an older state since the last commit.
+
+        A restored stream gives archived sequences to new messages, which have a later time than any archived one.
+
+        Raises:
+            StreamWentBack: It has.
+        """
+        if base is None or not base.files:
+            return
+        last = base.files[-1]
+        try:
+            found = self._js.stream(self._stream, verify=False).get_message(last.max_sequence, direct=False)
+        except MessageNotFound:
+            return  # removed since it was archived
+        if (found.time_ns or 0) // 1000 > last.max_time_us:
+            raise StreamWentBack(self._stream, base.position.next, last.max_sequence, is_reused=True)
 
     # ---- the table ---------------------------------------------------------------------------------------------
 

@@ -188,7 +188,7 @@ class HybridCursor:
 
     def in_stream(self, part: Slice) -> Range:
         """A part to read from the stream."""
-        # Messages that the stream removes from its front are not lost at the beginning of a history, and lost elsewhere.
+        # Messages removed from the front of the stream are not lost at the beginning of a history, and lost elsewhere.
         covered, whole = self.archive.position, self._part
         is_beginning = covered.first == covered.next or part.start < covered.first
         is_early = whole.is_kept or (whole.is_earliest and is_beginning)
