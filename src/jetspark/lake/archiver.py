@@ -230,6 +230,12 @@ class _Archiver:
         except StreamRecreated:
             self._pending = None
             return True  # the next look at the stream says so
+        except ArchiveMoved:
+            if self._base is not None:
+                raise
+            assert self._table is not None
+            self._base = self._table.snapshot()  # created by another writer, at the same moment
+            return True
         except JetSparkError as error:
             # A stream that is being re-created is not there for a moment.
             if not (error.may_pass or (isinstance(error, StreamNotFound) and self._table is not None)):
@@ -334,12 +340,28 @@ class _Archiver:
             anchor=self._anchor,
             is_first=base is None,
         )
-        written = self._engine.write(table, part, self._options.limits, head, self._on_piece)
+        limits = self._options.limits
+        if base is None:
+            # The table is created for sequences from the first row on, and before there are files, by which a table is
+            # known that has lost its log. The rest is for the engine.
+            written = write_range(
+                self._runner, table.store, part, limits, on_piece=self._on_first_piece, on_begin=self._create
+            )
+        else:
+            written = self._engine.write(table, part, limits, head, self._on_piece)
         self._waiting_since = None
         if written.files:
             self._pending = written
         else:
             self._empty = written
+
+    def _create(self, first: int) -> None:
+        assert self._table is not None
+        self._base = self._table.open_for_writing(first, epoch=self._epoch)
+
+    def _on_first_piece(self, at: int) -> bool:
+        self._on_piece(at)
+        return True
 
     def _on_piece(self, at: int) -> bool:
         self._attempts.progress(time.monotonic())
@@ -358,7 +380,7 @@ class _Archiver:
         ours = {each.path for each in written.files}
         for _ in range(MAX_REPEATS):
             try:
-                base = base or table.open_for_writing(written.begin, epoch=self._epoch)
+                assert base is not None
                 position = base.position
                 if ours <= {each.path for each in base.files}:
                     break  # by an earlier call, whose outcome was unknown

@@ -101,6 +101,7 @@ def write_range(
     *,
     is_cut: bool = False,
     on_piece: Callable[[int], bool] | None = None,
+    on_begin: Callable[[int], None] | None = None,
 ) -> WrittenPart:
     """Write the messages of a part as files, which are in no table yet.
 
@@ -108,6 +109,7 @@ def write_range(
         store: The store of the table.
         is_cut: True to end the part where a file is full.
         on_piece: Called with the next sequence after each piece; it returns True to end the part there.
+        on_begin: Called with the beginning before anything is written.
 
     Raises:
         DataLoss: Messages at the beginning of the part are lost. A loss further on ends the part before it.
@@ -119,7 +121,7 @@ def write_range(
     # Losses are told from deletions here, because the files list them.
     scope = Range(identity.stream, identity.created, part.start, part.end, is_earliest=True)
     scan = RangeScan(scope, timeout_s=limits.patience_s)
-    with _PartWriter(runner, store, part, limits) as writing, closing(runner.pieces(scan)) as pieces:
+    with _PartWriter(runner, store, part, limits, on_begin) as writing, closing(runner.pieces(scan)) as pieces:
         for messages in pieces:
             is_over = writing.add(messages)
             is_over |= on_piece is not None and on_piece(writing.next)
@@ -131,8 +133,16 @@ def write_range(
 class _PartWriter:
     """A part while it is written."""
 
-    def __init__(self, runner: ProcedureRunner, store: FileStore, part: Part, limits: WriteLimits) -> None:
+    def __init__(
+        self,
+        runner: ProcedureRunner,
+        store: FileStore,
+        part: Part,
+        limits: WriteLimits,
+        on_begin: Callable[[int], None] | None,
+    ) -> None:
         self._runner, self._store, self._part, self._limits = runner, store, part, limits
+        self._on_begin = on_begin
         self.next = part.start
         """The first sequence that was not read yet."""
         self._begin, self._anchor = part.begin, part.anchor
@@ -164,6 +174,8 @@ class _PartWriter:
             rows = rows.filter(pc.less(sequences, stop))
         if rows.num_rows:
             if self._writer is None:
+                if self._on_begin is not None:
+                    self._on_begin(self._begin)
                 self._writer = DataFileWriter(self._store, identity, self._begin, file_bytes=self._limits.max_bytes)
                 lost = [*self._part.lost, *lost]
             self._writer.write(rows, lost=lost)
