@@ -1,4 +1,4 @@
-"""Archives streams: looks at a stream, writes what is new as files, and commits the files with the new position.
+"""Archives streams: looks at a stream, writes new messages as files, and commits the files with the new position.
 
 An archiver is at one place of its stream: the position in the table's last commit. A *step* writes the messages from
 there on and commits them, if enough messages wait or have waited for long enough. Whatever ends a process in between,
@@ -69,7 +69,7 @@ class ArchiveOptions:
     format: Literal["delta", "parquet", "iceberg"] | None = None
     """The format of new tables, by default ``delta``; existing tables keep theirs."""
     storage_options: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Options of the object store, such as ``aws_endpoint``; what is missing comes from the environment."""
+    """Options of the object store, such as ``aws_endpoint``. The environment supplies the others."""
     every_s: float = 60.0
     """Longest time that a message waits for its commit. Shorter for a stream that keeps messages for less than four
     times as long."""
@@ -151,11 +151,11 @@ def archive_streams(
 
     Args:
         once: True to end when everything is archived that the streams have now.
-        stop: Waits up to a number of seconds, and returns True to end, at once then; ``Event().wait`` is one. What has
-            been read by then is committed.
+        stop: A function that waits up to a number of seconds, and returns True, at once, when the archiver is to end;
+            ``Event().wait`` is one. Messages read by then are committed.
         engine: :class:`LocalArchiver` by default.
         on_commit: Called after each commit. After a crash it was not called for the last one.
-        on_progress: Called with a stream, the next sequence to archive, and the last one that the stream has.
+        on_progress: Called with a stream, the next sequence to archive, and the last sequence of the stream.
 
     Raises:
         DataLoss: A stream's limits removed messages before they were archived; see ``on_loss``.
@@ -327,7 +327,7 @@ class _Archiver:
         return self._is_once or is_full or now - self._waiting_since >= every_s
 
     def _write(self, head: Head) -> None:
-        """Write what is new, to be committed."""
+        """Write the new messages as files, to be committed."""
         table, base, empty = self._table, self._base, self._empty
         assert table is not None
         begin = head.first if base is None else base.position.next
@@ -439,5 +439,5 @@ class _Archiver:
 
 
 def _share(limit: float | None) -> list[float]:
-    """What may wait in a stream with this limit; nothing without one."""
+    """The share of a limit that may wait for a commit; empty without a limit."""
     return [limit / COMMITS_WITHIN_LIMITS] if limit is not None and limit > 0 else []

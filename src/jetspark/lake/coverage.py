@@ -73,7 +73,7 @@ def text(ranges: Sequence[range], most: int = 10) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
-    """What became of the sequences of a part. Without faults, each has one row or a reason for having none."""
+    """The faults of a part. In a sound one, each sequence has one row, or a reason for having none."""
 
     missing: tuple[range, ...] = ()
     """No row, and no reason."""

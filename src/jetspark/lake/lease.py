@@ -44,7 +44,7 @@ class WriterLease:
         self._revision = 0
         self._renew_at = 0.0
         self.epoch = 0
-        """Of the lease that this writer owns, or owned last."""
+        """The epoch of the lease that this writer owns, or owned last."""
 
     @property
     def is_owned(self) -> bool:

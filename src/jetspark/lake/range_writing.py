@@ -1,9 +1,9 @@
 """Writes a range of a stream's sequences as data files. The live archiver and the tasks of Spark run the same code.
 
-Each sequence of the range becomes a row, or is explained: a message that was not there when the range was read was
-*deleted*, or *lost*, if it may have been there until the stream's limits removed it. The stream's present beginning
-tells the two apart, as in :mod:`jetspark.state.scan`: limits remove messages from the front, so what is missing before
-the beginning may be lost, and what is missing after it was deleted by itself.
+Each sequence of the range becomes a row, or is explained: a message that the stream did not have when the range was
+read was *deleted*, or *lost*, if the stream's limits may have removed it. The stream's present beginning tells the two
+apart, as in :mod:`jetspark.state.scan`. Limits remove messages from the front: a missing message
+before the beginning may be lost, and one after it was deleted by itself.
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ class Part:
     anchor: int = 0
     """The sequence of the last row in the archive; 0 without one."""
     is_first: bool = False
-    """No row is in the archive yet: it begins with the first row, and what was removed before is no loss."""
+    """The archive has no row yet: it begins with its first row, and messages removed before that are no loss."""
 
 
 class WrittenPart(NamedTuple):
-    """What became of a part."""
+    """The result of a part: its files, or the sequences that it found lost."""
 
     begin: int
     """The beginning of the part, or of a first part the first row."""
@@ -212,5 +212,5 @@ class _PartWriter:
         if self._writer is None and not (present and present[0].start < lost[0].start):
             first = lost[0].stop if lost[0].stop < end else head.whole_from
             raise DataLoss(identity.stream, lost[0].start, first, LOSS_REMEDY)
-        # What was read before the loss is archived first: it may be removed next.
+        # The messages before the loss are archived first: the limits may remove them next.
         return lost[0].start, []

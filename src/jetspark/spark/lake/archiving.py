@@ -1,4 +1,4 @@
-"""Writes archives in Spark's tasks. No message goes through Java: a task writes files, and returns what it has written.
+"""Writes archives in Spark's tasks. No message goes through Java: a task writes files, and returns their descriptions.
 
 A range of sequences is parted among tasks, each of which does what the live archiver does with its part. The driver
 commits all files at once. An attempt of a task that is killed or repeated leaves files that are in no commit.
