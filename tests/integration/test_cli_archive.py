@@ -105,7 +105,10 @@ def test_streams_that_are_gone_or_re_created_are_listed_so(js: JetStream, run: R
         run("run", stream.name, "--once")
         js.delete_stream(stream.name)
     js.create_stream(StreamConfig(name=streams[1].name, subjects=[f"{streams[1].name}.>"]))
-    assert [each["behind"] for each in run("ls", "--json")] == ["deleted", "re-created"]
+    assert {each["stream"]: each["behind"] for each in run("ls", "--json")} == {
+        streams[0].name: "deleted",
+        streams[1].name: "re-created",
+    }
     assert len(run("ls", "--json", "--stream", streams[0].name)) == 1
     js.publish(f"{streams[1].name}.1")
     run("run", streams[1].name, "--once")

@@ -38,7 +38,7 @@ from jetspark.lake.compaction import MIN_AGE_S
 from jetspark.lake.position import data_path
 from jetspark.server import NatsServer
 
-FORMATS = ["delta", "parquet"]
+FORMATS = ["delta", "parquet", "iceberg"]
 HOUR_S = 3600.0
 
 

@@ -103,5 +103,3 @@ def test_a_range_is_parted_among_tasks_and_none_gets_more_than_a_file() -> None:
     ]
     few = StreamPart(identity=IDENTITY, begin=1, start=1, end=TASK_SEQUENCES)
     assert len(_parts(few, limits, head, 4)) == 1
-    first = StreamPart(identity=IDENTITY, begin=1, start=1, end=10**6, is_first=True)
-    assert [(each.start, each.end) for each in _parts(first, limits, head, 4)] == [(1, 50_001)]

@@ -139,7 +139,7 @@ class WriterOptions:
 @archive.command()
 @with_groups
 def run(target: Target, place: Place, writer: WriterOptions, engine: EngineOptions, servers: Servers = None) -> None:
-    """Archive a stream until SIGTERM or Ctrl-C, which commits the messages read so far and exits with code 0.
+    """Archive a stream until SIGTERM or Ctrl-C, then commit the messages read so far, and exit with code 0.
 
     Each message is in the archive exactly once, whenever a process is killed. A second process waits until the first
     one ends. An idle stream commits nothing. A stream that was re-created gets a new table.
@@ -289,8 +289,8 @@ def trim(
 ) -> None:
     """Remove messages from the stream that are in the archive, each compared with its row. Exit code 3 if one differs.
 
-    The stream keeps messages that it still needs, and every message behind one. These are messages that a consumer has
-    not acknowledged, timers, and the states of subjects.
+    The trim ends before the first message that the stream still needs: an unacknowledged one, a timer, or the state of
+    a subject.
     """
     from jetspark.lake import TrimOptions, trim_archive
 
@@ -323,8 +323,8 @@ def compact(
 ) -> None:
     """Merge the small files of each day, and remove old files that are not in the table. An archiver may run.
 
-    Each merged file is compared with the files it replaces, and one commit swaps them. Readers of older versions of the
-    table need the replaced files, so these are removed later.
+    Each merged file is compared with the files that it replaces, then one commit swaps them. The replaced files are
+    removed later, because readers of older versions of the table need them.
     """
     from jetspark.lake import CompactOptions, compact_archive
 

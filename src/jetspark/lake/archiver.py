@@ -1,4 +1,4 @@
-"""Archives streams: writes new messages as files, and commits the files with the new position.
+"""Archives streams: looks at a stream, writes new messages as files, and commits the files with the new position.
 
 An archiver is at one place of its stream: the position in the table's last commit. A *step* writes the messages from
 there on and commits them, if enough messages wait or have waited for long enough. Whatever ends a process in between,
@@ -70,7 +70,7 @@ class ArchiveOptions:
     format: Literal["delta", "parquet", "iceberg"] | None = None
     """The format of new tables, by default ``delta``; existing tables keep theirs."""
     storage_options: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Options of the object store, such as ``aws_endpoint``; the environment has the others."""
+    """Options of the object store, such as ``aws_endpoint``. The environment supplies the others."""
     every_s: float = 60.0
     """Longest time that a message waits for its commit. Shorter for a stream that keeps messages for less than four
     times as long."""
@@ -152,8 +152,8 @@ def archive_streams(
 
     Args:
         once: True to end when everything is archived that the streams have now.
-        stop: Waits up to a number of seconds, or returns True at once to end; ``Event().wait`` is such a function.
-            Messages that were read by then are committed.
+        stop: A function that waits up to a number of seconds, and returns True, at once, when the archiver is to end;
+            ``Event().wait`` is one. Messages read by then are committed.
         engine: :class:`LocalArchiver` by default.
         on_commit: Called after each commit. After a crash it was not called for the last one.
         on_progress: Called with a stream, the next sequence to archive, and the last sequence of the stream.
@@ -231,6 +231,12 @@ class _Archiver:
         except StreamRecreated:
             self._pending = None
             return True  # the next look at the stream says so
+        except ArchiveMoved:
+            if self._base is not None:
+                raise
+            assert self._table is not None
+            self._base = self._table.snapshot()  # created by another writer, at the same moment
+            return True
         except JetSparkError as error:
             # A stream that is being re-created is not there for a moment.
             if not (error.may_pass or (isinstance(error, StreamNotFound) and self._table is not None)):
@@ -322,7 +328,7 @@ class _Archiver:
         return self._is_once or is_full or now - self._waiting_since >= every_s
 
     def _write(self, head: Head) -> None:
-        """Write the new messages, to be committed."""
+        """Write the new messages as files, to be committed."""
         table, base, empty = self._table, self._base, self._empty
         assert table is not None
         self._check_history(base)
@@ -336,12 +342,28 @@ class _Archiver:
             anchor=self._anchor,
             is_first=base is None,
         )
-        written = self._engine.write(table, part, self._options.limits, head, self._on_piece)
+        limits = self._options.limits
+        if base is None:
+            # The table is created for sequences from the first row on, and before there are files, by which a table is
+            # known that has lost its log. The rest is for the engine.
+            written = write_range(
+                self._runner, table.store, part, limits, on_piece=self._on_first_piece, on_begin=self._create
+            )
+        else:
+            written = self._engine.write(table, part, limits, head, self._on_piece)
         self._waiting_since = None
         if written.files:
             self._pending = written
         else:
             self._empty = written
+
+    def _create(self, first: int) -> None:
+        assert self._table is not None
+        self._base = self._table.open_for_writing(first, epoch=self._epoch)
+
+    def _on_first_piece(self, at: int) -> bool:
+        self._on_piece(at)
+        return True
 
     def _on_piece(self, at: int) -> bool:
         self._attempts.progress(time.monotonic())
@@ -378,7 +400,7 @@ class _Archiver:
         ours = {each.path for each in written.files}
         for _ in range(MAX_REPEATS):
             try:
-                base = base or table.open_for_writing(written.begin, epoch=self._epoch)
+                assert base is not None
                 position = base.position
                 if ours <= {each.path for each in base.files}:
                     break  # by an earlier call, whose outcome was unknown
@@ -437,5 +459,5 @@ class _Archiver:
 
 
 def _share(limit: float | None) -> list[float]:
-    """The share of a limit that may wait in the stream; empty without a limit."""
+    """The share of a limit that may wait for a commit; empty without a limit."""
     return [limit / COMMITS_WITHIN_LIMITS] if limit is not None and limit > 0 else []

@@ -2,8 +2,8 @@
 
 A merged file is read back and compared with the rows of the files that it replaces, in their order and byte for byte,
 and its coverage and footer with theirs. Then one commit puts it in their place; an archiver may run. Readers of an
-older version of the table still need the replaced files. A later compaction removes them, and the files of killed
-writers.
+older version of the table still need the replaced files. A later compaction removes those, and the files that killed
+writers left.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ def text(ranges: Sequence[range], most: int = 10) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
-    """The sequences of a part, by fault. In a part without faults each has one row, or a reason for its absence."""
+    """The faults of a part. In a sound one, each sequence has one row, or a reason for having none."""
 
     missing: tuple[range, ...] = ()
     """No row, and no reason."""

@@ -297,7 +297,7 @@ def _opened(store: FileStore, file: DataFile) -> Iterator[Any]:
             yield parquet
     except FileNotFoundError as error:
         raise ArchiveDamaged(store.uri, f"file {file.path} is missing; restore it from a backup") from error
-    except (pa.ArrowInvalid, OSError) as error:  # pyarrow raises either
+    except (pa.ArrowException, OSError, ValueError) as error:  # all three, by what is damaged
         raise ArchiveDamaged(store.uri, f"file {file.path} cannot be read: {error}") from error
 
 

@@ -1,9 +1,9 @@
 """Writes a range of a stream's sequences as data files. The live archiver and the tasks of Spark run the same code.
 
-Each sequence of the range becomes a row, or is explained: a message that was not there when the range was read was
-*deleted*, or *lost*, if it may have been there until the stream's limits removed it. The stream's present beginning
-tells the two apart, as in :mod:`jetspark.state.scan`. Limits remove messages from the front, so a message missing
-before the beginning may be lost, and a message missing after it was deleted by itself.
+Each sequence of the range becomes a row, or is explained: a message that the stream did not have when the range was
+read was *deleted*, or *lost*, if the stream's limits may have removed it. The stream's present beginning tells the two
+apart, as in :mod:`jetspark.state.scan`. Limits remove messages from the front: a missing message
+before the beginning may be lost, and one after it was deleted by itself.
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ class StreamPart:
     anchor: int = 0
     """The sequence of the last row in the archive; 0 without one."""
     is_first: bool = False
-    """The archive is empty: it begins with the first row, and messages removed before that row are not lost."""
+    """The archive has no row yet: it begins with its first row, and messages removed before that are no loss."""
 
 
 class WrittenPart(NamedTuple):
-    """The result of writing a part."""
+    """The result of a part: its files, or the sequences that it found lost."""
 
     begin: int
     """The beginning of the part, or of a first part the first row."""
@@ -101,6 +101,7 @@ def write_range(
     *,
     is_cut: bool = False,
     on_piece: Callable[[int], bool] | None = None,
+    on_begin: Callable[[int], None] | None = None,
 ) -> WrittenPart:
     """Write the messages of a part as files, which are in no table yet.
 
@@ -108,6 +109,7 @@ def write_range(
         store: The store of the table.
         is_cut: True to end the part where a file is full.
         on_piece: Called with the next sequence after each piece; it returns True to end the part there.
+        on_begin: Called with the beginning before anything is written.
 
     Raises:
         DataLoss: Messages at the beginning of the part are lost. A loss further on ends the part before it.
@@ -119,7 +121,7 @@ def write_range(
     # Losses are told from deletions here, because the files list them.
     scope = Range(identity.stream, identity.created, part.start, part.end, is_earliest=True)
     scan = RangeScan(scope, timeout_s=limits.patience_s)
-    with _PartWriter(runner, store, part, limits) as writing, closing(runner.pieces(scan)) as pieces:
+    with _PartWriter(runner, store, part, limits, on_begin) as writing, closing(runner.pieces(scan)) as pieces:
         for messages in pieces:
             is_over = writing.add(messages)
             is_over |= on_piece is not None and on_piece(writing.next)
@@ -131,8 +133,16 @@ def write_range(
 class _PartWriter:
     """A part while it is written."""
 
-    def __init__(self, runner: ProcedureRunner, store: FileStore, part: StreamPart, limits: WriteLimits) -> None:
+    def __init__(
+        self,
+        runner: ProcedureRunner,
+        store: FileStore,
+        part: StreamPart,
+        limits: WriteLimits,
+        on_begin: Callable[[int], None] | None,
+    ) -> None:
         self._runner, self._store, self._part, self._limits = runner, store, part, limits
+        self._on_begin = on_begin
         self.next = part.start
         """The first sequence that was not read yet."""
         self._begin, self._anchor = part.begin, part.anchor
@@ -164,6 +174,8 @@ class _PartWriter:
             rows = rows.filter(pc.less(sequences, stop))
         if rows.num_rows:
             if self._writer is None:
+                if self._on_begin is not None:
+                    self._on_begin(self._begin)
                 self._writer = DataFileWriter(self._store, identity, self._begin, file_bytes=self._limits.max_bytes)
                 lost = [*self._part.lost, *lost]
             self._writer.write(rows, lost=lost)
@@ -200,5 +212,5 @@ class _PartWriter:
         if self._writer is None and not (present and present[0].start < lost[0].start):
             first = lost[0].stop if lost[0].stop < end else head.whole_from
             raise DataLoss(identity.stream, lost[0].start, first, LOSS_REMEDY)
-        # Messages read before the loss are archived first, because the stream may remove them next.
+        # The messages before the loss are archived first: the limits may remove them next.
         return lost[0].start, []

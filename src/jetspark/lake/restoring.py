@@ -141,7 +141,7 @@ def restore_archive(
             done.restored = target.last - before
             return done
         except JetSparkError as error:
-            # The outcome of a batch is unknown, or another process restores as well: the target is read again.
+            # The outcome of a batch is unknown, or another process restores as well. The target shows which.
             if not (error.may_pass or isinstance(error, WrongLastSequence)):
                 raise
             reason = error
@@ -215,7 +215,7 @@ class _Target:
         self.next = int(headers[SEQUENCE]) + 1
 
     def store(self, messages: list[StoredMessage]) -> None:
-        """Store messages after the last one of the target.
+        """Store messages after the last message of the target.
 
         Raises:
             WrongLastSequence: Another program stored a message there.

@@ -1,8 +1,8 @@
 """Removes messages from a stream that are verified in its archive.
 
 Every message that a trim would remove is compared with its row, byte for byte, and the coverage of the archive up to
-there is verified. Then the stream is purged up to a sequence. A trim ends earlier at a message that the stream itself
-still needs: a message that a consumer has not acknowledged, a timer that has not fired, or a subject's state.
+there is verified. Then the stream is purged up to a sequence. The trim ends before the first message that the stream
+needs: a message without its acknowledgement by a consumer, a pending timer, or the state of a subject.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Trim:
     reason: str
     """The reason why not more is removed."""
     verification: ArchiveVerification | None = None
-    """The verification of the removed part; None if nothing is removed."""
+    """The verification of the removed messages; None without any."""
     removed: int = 0
     """Messages that were removed, or would be."""
 
@@ -97,7 +97,7 @@ def trim_archive(
     *,
     on_progress: OnProgress | None = None,
 ) -> Trim:
-    """Remove the archived messages of a stream, up to the first message that it still needs.
+    """Remove the archived messages of a stream that are before the first one that it needs.
 
     Nothing is removed if the archive is not complete, or differs from the stream: see ``is_verified`` of the result.
 

@@ -183,16 +183,16 @@ def verify_archive(
     )
     progress = on_progress or (lambda at, last: None)
     sizes = {each.path: each.size_bytes for each in table.store.files() if each.path.endswith(".parquet")}
+    readable = []
     for file in snapshot.files:
         if file.begin < end and file.end > first:
-            _verify_file(table, file, sizes.get(file.path), found, is_full=options.full)
+            if _verify_file(table, file, sizes.get(file.path), found, is_full=options.full):
+                readable.append(file)
             progress(file.end, end)
     if against is not None and first < end:
         found.compared = 0
-        damaged = {each.path for each in found.faults}
-        files = [each for each in snapshot.files if each.path not in damaged]
         try:
-            for wanted, stored in _beside_stream(table, files, against, first, end):
+            for wanted, stored in _beside_stream(table, readable, against, first, end):
                 found.differing = union([*found.differing, *differing(wanted, stored)])
                 found.compared += len(wanted)
                 if on_compared is not None:
@@ -205,35 +205,37 @@ def verify_archive(
 
 def _verify_file(
     table: ArchiveTable, file: DataFile, size: int | None, found: ArchiveVerification, *, is_full: bool
-) -> None:
+) -> bool:
+    """Account for the sequences of a file; False if it cannot be read."""
     found.files += 1
     found.rows += file.rows
     if size != file.size_bytes:
         reason = "is missing" if size is None else f"has {size} bytes, and the table says {file.size_bytes}"
         found.add_fault(file, reason)
-        return
+        return False
     is_plausible = file.begin <= file.min_sequence and file.max_sequence < file.end
     if file.is_dense and is_plausible and not is_full:
-        return
+        return True
     try:
         footer = read_footer(table.store, file)
         if footer.identity != table.identity:
             found.add_fault(file, f"is of {footer.identity}")
-            return
+            return False
         gone = [*footer.deleted, *footer.lost]
         found.deleted += sum(map(len, footer.deleted))
         found.lost = union([*found.lost, *footer.lost])
         if is_plausible and not is_full and file.rows + sum(map(len, gone)) == file.end - file.begin:
-            return
+            return True
         present: list[range] = []
         for rows in read_rows(table.store, file, start=0, end=MAX_SEQUENCE, columns=["sequence"]):
             present += runs(rows.column("sequence"))
     except ArchiveDamaged as error:
         found.add_fault(file, error.reason)
-        return
+        return False
     found.include(account(file.begin, file.end, present, gone))
     if (count := sum(map(len, present))) != file.rows:
         found.faults.append(FileFault(file.path, f"has {count} rows, and the table says {file.rows}"))
+    return True
 
 
 # ---- rows beside rows ------------------------------------------------------------------------------------------------

@@ -105,8 +105,6 @@ def _parallelism(spark: SparkSession) -> int:
 
 def _parts(part: StreamPart, limits: WriteLimits, head: Head, tasks: int) -> list[StreamPart]:
     """The parts of a part, no larger than a file should be."""
-    if part.is_first:
-        tasks = 1  # only the first row of all begins an archive
     most = max(1, int(min(limits.max_rows, limits.max_bytes / max(1.0, head.bytes_per_sequence))))
     end = min(part.end, part.start + tasks * most)
     count = max(1, min(tasks, (end - part.start) // TASK_SEQUENCES))
