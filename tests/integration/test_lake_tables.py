@@ -17,12 +17,13 @@ import pytest
 pytest.importorskip("pyarrow")
 pytest.importorskip("deltalake")
 
-from support.archived import IDENTITY, append, contents, position_at, rows_in, stored, written
+from support.archived import IDENTITY, append, block_at, contents, position_at, rows_in, stored, written
 from support.object_stores import Fault, S3Server, s3_server
 
 from jetspark.errors import ArchiveDamaged, ArchiveMoved, ConfigError, JetSparkError, StoreUnavailable
-from jetspark.lake import cloud_store
+from jetspark.lake import cloud_store, delta_log, unknown_outcomes
 from jetspark.lake.archive import FORMATS, ArchiveTable, find_tables, open_table, raw_folder
+from jetspark.lake.parquet_files import read_footer, read_rows
 from jetspark.lake.position import Snapshot, StreamIdentity
 
 STORES = ("folder", "s3")
@@ -66,10 +67,14 @@ def place(request: pytest.FixtureRequest, store: str, tmp_path: Path) -> Place:
     if store == "folder":
         return Place(str(tmp_path / "lake"), request.param, {})
     s3: S3Server = request.getfixturevalue("s3")
+    return _s3_place(s3, request.param, tmp_path)
+
+
+def _s3_place(s3: S3Server, format: str, tmp_path: Path) -> Place:
     options = dict(s3.options)
-    if request.param == "iceberg":
+    if format == "iceberg":
         options["iceberg.uri"] = f"sqlite:///{tmp_path}/catalogue.db"
-    return Place(f"s3://lake/{tmp_path.name}-{request.param}", request.param, options)
+    return Place(f"s3://lake/{tmp_path.name}-{format}", format, options)
 
 
 def sequences(table: ArchiveTable, snapshot: Snapshot) -> list[int]:
@@ -102,7 +107,7 @@ def test_commits_are_read_by_others_as_they_were_written(place: Place) -> None:
     assert [(each.begin, each.end) for each in snapshot.files] == [(1, 11), (11, 12), (12, 37)]
     assert snapshot.position.next == 37
     assert contents(rows_in(reader, snapshot.files)) == contents(
-        stored(sequence, data=b"%d" % sequence) for sequence in range(1, 37)
+        stored(sequence, data=b"%d" % sequence, block=block_at(sequence)) for sequence in range(1, 37)
     )
 
 
@@ -199,12 +204,16 @@ def test_other_engines_read_the_same_rows(place: Place, store: str, monkeypatch:
         frames.append(polars.scan_delta(table.uri, storage_options=options or None))
     if place.format == "iceberg":
         monkeypatch.setenv("POLARS_ICEBERG_PLANNER", "pyiceberg")
-        frames.append(polars.scan_iceberg(_catalogue_table(place), storage_options=options or None))
+        catalogued = _catalogue_table(place)
+        frames.append(polars.scan_iceberg(catalogued, storage_options=options or None))
+        (last,) = catalogued.scan(row_filter="sequence > 149").to_arrow().to_pylist()
+        assert (last["day"].isoformat(), last["headers"]) == ("2026-11-19", [("A", ["150", "x"])])
     for frame in frames:
         found = frame.select(polars.len(), polars.col("sequence").sum(), polars.col("day").min().cast(polars.String))
         assert found.collect().row(0) == (150, 11325, "2026-11-19")
         (last,) = frame.filter(polars.col("sequence") == 150).collect().to_dicts()
-        assert (last["subject"], last["data"], len(last["headers"])) == ("orders.o-1.paid", b"payload", 0)
+        assert (last["subject"], last["data"]) == ("orders.o-1.paid", b"payload")
+        assert last["headers"] in ({"A": ["150", "x"]}, [{"key": "A", "value": ["150", "x"]}])
 
 
 def _catalogue_table(place: Place) -> Any:
@@ -328,6 +337,7 @@ print(won, lost)
 """
 
 
+@pytest.mark.slow
 def test_processes_that_commit_at_once_leave_each_sequence_once(place: Place) -> None:
     table, _ = place.opened()
     tests = str(Path(__file__).parents[1])
@@ -355,10 +365,19 @@ COMMITS = {"delta": "_delta_log/0000", "parquet": "_jetspark/manifest-"}
 
 @pytest.fixture
 def s3_place(request: pytest.FixtureRequest, s3: S3Server, tmp_path: Path) -> Place:
-    return Place(f"s3://lake/{tmp_path.name}-{request.param}", request.param, s3.options)
+    return _s3_place(s3, request.param, tmp_path)
 
 
-@pytest.mark.parametrize("fault", ["503 before", "503 after", "cut before", "cut after"])
+@pytest.fixture
+def s3_table(s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ArchiveTable:
+    """A table with one file, in a store that is not asked again for long."""
+    monkeypatch.setattr(cloud_store, "MAX_RETRIES", 1)
+    table, snapshot = _s3_place(s3, "parquet", tmp_path).opened()
+    append(table, snapshot, 10)
+    return table
+
+
+@pytest.mark.parametrize("fault", ["409 before", "503 before", "503 after", "cut before", "cut after"])
 @pytest.mark.parametrize("s3_place", COMMITS, indirect=True)
 def test_a_commit_whose_answer_is_lost_is_done_once(s3_place: Place, s3: S3Server, fault: Fault) -> None:
     failed = s3.failing_once("PUT", COMMITS[s3_place.format], fault)
@@ -392,8 +411,8 @@ def test_a_store_that_stays_away_is_an_error_that_may_pass(
     s3_place: Place, s3: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cloud_store, "MAX_RETRIES", 1)
-    monkeypatch.setattr(cloud_store, "CREATE_ATTEMPTS", 2)
-    monkeypatch.setattr("jetspark.lake.delta_log.COMMIT_ATTEMPTS", 2)
+    monkeypatch.setattr(delta_log, "MAX_RETRIES", 1)
+    monkeypatch.setattr(unknown_outcomes, "ATTEMPTS", 2)
     table, snapshot = s3_place.opened()
     (file,) = written(table, 1, 11)
     s3.failing_once("PUT", COMMITS[s3_place.format], "cut before", times=100)
@@ -408,8 +427,15 @@ def test_a_store_that_stays_away_is_an_error_that_may_pass(
     assert sequences(table, table.log.commit(snapshot, position_at(snapshot, 11), add=[file])) == list(range(1, 11))
 
 
-@pytest.mark.parametrize("fault", ["503 before", "503 after", "cut before", "cut after"])
-@pytest.mark.parametrize("s3_place", COMMITS, indirect=True)
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("s3_place", "fault"),
+    [
+        *((format, fault) for format in COMMITS for fault in ("503 before", "503 after", "cut before", "cut after")),
+        ("iceberg", "cut after"),  # its library waits long before it tries again
+    ],
+    indirect=["s3_place"],
+)
 def test_any_request_may_fail_once(s3_place: Place, s3: S3Server, fault: Fault) -> None:
     """Every third request fails, whatever it is; the one after it is the library's next attempt."""
     count = 0
@@ -427,6 +453,25 @@ def test_any_request_may_fail_once(s3_place: Place, s3: S3Server, fault: Fault) 
     assert reader.snapshot() == snapshot
     assert sequences(reader, snapshot) == list(range(1, 301))
     assert count > 30
+
+
+def test_a_data_file_that_is_missing_is_an_error(place: Place) -> None:
+    table, snapshot = place.opened()
+    snapshot = append(table, snapshot, 10)
+    (file,) = snapshot.files
+    table.store.delete([file.path])
+    for reading in (lambda: list(read_rows(table.store, file)), lambda: read_footer(table.store, file)):
+        with pytest.raises(ArchiveDamaged, match=r"file day=2026-11-19/0.* is missing"):
+            reading()
+
+
+def test_a_data_file_that_cannot_be_reached_is_an_error_that_may_pass(s3_table: ArchiveTable, s3: S3Server) -> None:
+    (file,) = _current(s3_table).files
+    failed = s3.failing_once("GET", ".parquet", "503 before", times=1000)
+    with pytest.raises(StoreUnavailable) as caught:
+        list(read_rows(s3_table.store, file))
+    assert caught.value.may_pass
+    assert failed
 
 
 # ---- what is refused -------------------------------------------------------------------------------------------------
@@ -458,8 +503,26 @@ def test_a_table_that_was_moved_to_another_stream_is_refused(tmp_path: Path, for
 def test_a_folder_with_other_files_is_refused(place: Place) -> None:
     table = place.open()
     table.store.put("data/part-0.parquet", b"x")
-    with pytest.raises(ConfigError, match=r"has the folder 'data', and is no table of an archive"):
+    with pytest.raises(ConfigError, match=r"has the folder 'data', which no archive has; give another root"):
         place.open()
+
+
+def test_data_files_without_a_log_are_not_an_empty_table(place: Place) -> None:
+    table, snapshot = place.opened()
+    append(table, snapshot, 10)
+    table.store.delete([each.path for each in table.store.files() if not each.path.startswith("day=")])
+    with pytest.raises(ArchiveDamaged, match=r"has data files and no log|pyiceberg cannot use it"):
+        place.opened()
+
+
+def test_an_archive_may_have_tables_of_several_formats(tmp_path: Path) -> None:
+    for number, format in enumerate(FORMATS):
+        identity = StreamIdentity(f"S{number}", IDENTITY.created)
+        open_table(str(tmp_path), identity, format=format).open_for_writing(1, epoch=1)
+    options = {"iceberg.uri": f"sqlite:///{tmp_path}/iceberg.db"}
+    for found in (find_tables(str(tmp_path)), find_tables(str(tmp_path), options=options)):
+        assert [each.format for each in found] == list(FORMATS)
+        assert [_current(each).position.next for each in found] == [1, 1, 1]
 
 
 def test_a_delta_table_that_is_not_ours_is_refused(tmp_path: Path) -> None:
@@ -520,6 +583,65 @@ def test_a_store_without_conditional_writes_is_refused(s3: S3Server, tmp_path: P
             place.opened()
         assert place.open().snapshot() is None
         assert list(place.open().store.files()) == []
+
+
+def test_iceberg_in_an_object_store_needs_a_catalogue(s3: S3Server) -> None:
+    table = open_table("s3://lake/none", IDENTITY, format="iceberg", options=s3.options)
+    with pytest.raises(ConfigError, match=r"give the option iceberg.catalog.*such as iceberg.uri"):
+        table.open_for_writing(1, epoch=1)
+    options = s3.options | {"iceberg.catalog": "nowhere"}
+    with pytest.raises(ConfigError, match=r"catalogue 'nowhere'"):
+        open_table("s3://lake/none", IDENTITY, format="iceberg", options=options).open_for_writing(1, epoch=1)
+
+
+def test_an_iceberg_table_is_not_taken_for_an_empty_one_in_another_catalogue(tmp_path: Path) -> None:
+    table, snapshot = Place(str(tmp_path), "iceberg", {}).opened()
+    append(table, snapshot, 10)
+    other = Place(str(tmp_path), "iceberg", {"iceberg.uri": f"sqlite:///{tmp_path}/other.db"})
+    with pytest.raises(ArchiveDamaged, match="its files are there; give its catalogue"):
+        other.opened()
+
+
+def test_a_creation_that_was_cut_short_is_done_again(tmp_path: Path) -> None:
+    place = Place(str(tmp_path), "iceberg", {})
+    place.open().store.put("metadata/00000-of-a-killed-writer.metadata.json", b"{")
+    assert place.open().snapshot() is None
+    _, snapshot = place.opened()
+    assert place.open().snapshot() == snapshot
+
+
+@pytest.mark.parametrize("landed", [False, True], ids=["refused", "done"])
+def test_an_iceberg_commit_whose_answer_is_lost_is_done_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, landed: bool
+) -> None:
+    """The catalogue's answer is lost; nothing else is known."""
+    from pyiceberg.catalog.sql import SqlCatalog
+
+    table, snapshot = Place(str(tmp_path), "iceberg", {}).opened()
+    real, failed = SqlCatalog.commit_table, list[bool]()
+
+    def commit_table(*arguments: Any) -> Any:
+        if landed or failed:
+            answer = real(*arguments)
+        if not failed:
+            failed.append(True)
+            raise ConnectionError("the connection was reset")
+        return answer
+
+    monkeypatch.setattr(SqlCatalog, "commit_table", commit_table)
+    snapshot = append(table, snapshot, 10)
+    assert failed
+    assert sequences(table, append(table, snapshot, 5)) == list(range(1, 16))
+    assert len(_current(table).files) == 2
+
+
+def test_an_iceberg_table_whose_retries_were_turned_on_is_refused(tmp_path: Path) -> None:
+    place = Place(str(tmp_path), "iceberg", {})
+    _, snapshot = place.opened()
+    with _catalogue_table(place).transaction() as transaction:
+        transaction.set_properties({"commit.retry.num-retries": "4"})
+    with pytest.raises(ArchiveDamaged, match="must be 0: set it to 0"):
+        append(place.open(), snapshot, 10)
 
 
 def test_secrets_are_in_no_text(s3: S3Server, caplog: pytest.LogCaptureFixture) -> None:

@@ -19,6 +19,7 @@ __all__ = [
     "IDENTITY",
     "NOON_NS",
     "append",
+    "block_at",
     "contents",
     "delivered",
     "position_at",
@@ -73,13 +74,17 @@ def written(
 ) -> list[DataFile]:
     """Files with the messages from begin to end."""
     gone = set(missing)
-    messages = [
-        stored(sequence, data=data or b"%d" % sequence) for sequence in range(begin, end) if sequence not in gone
-    ]
+    present = [sequence for sequence in range(begin, end) if sequence not in gone]
+    messages = [stored(sequence, data=data or b"%d" % sequence, block=block_at(sequence)) for sequence in present]
     with DataFileWriter(table.store, table.identity, begin) as writer:
         for at in range(0, len(messages), 1000):
             writer.write(rows_of(table.identity.stream, messages[at : at + 1000]))
         return writer.finish(end)
+
+
+def block_at(sequence: int) -> bytes:
+    """The headers that :func:`written` gives a message."""
+    return b"NATS/1.0\r\nA: %d\r\nA: x\r\n\r\n" % sequence
 
 
 def position_at(base: Snapshot, end: int, *, epoch: int | None = None) -> ArchivePosition:

@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 __all__ = ["Fault", "S3Server", "s3_server"]
 
-Fault = Literal["", "503 before", "503 after", "cut before", "cut after"]
-"""What happens to a request: an answer 503, or a connection that is cut, before or after the server has done it."""
+Fault = Literal["", "409 before", "503 before", "503 after", "cut before", "cut after"]
+"""What happens to a request: an error as its answer, or a cut connection, before or after the server has done it."""
 
 
 @dataclass
@@ -97,7 +97,8 @@ def _fail(fault: str, environ: dict[str, Any], start_response: Callable[..., Any
     if fault.startswith("cut"):
         environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
         raise ConnectionAbortedError
-    start_response("503 Slow Down", [("Content-Type", "application/xml"), ("Content-Length", "0")])
+    status = {"409": "409 Conflict", "503": "503 Slow Down"}[fault.partition(" ")[0]]
+    start_response(status, [("Content-Type", "application/xml"), ("Content-Length", "0")])
     return [b""]
 
 

@@ -395,6 +395,7 @@ def test_both_ways_of_getting_a_message_agree_on_its_headers() -> None:
     direct = _direct(b"NATS/1.0\r\n" + own + _place() + b"\r\n", b"x")
     stored = StoredMessage.from_reply("S", _stored(hdrs=base64.b64encode(b"NATS/1.0\r\n" + own + b"\r\n").decode()))
     assert direct == stored
+    assert direct.raw_headers == stored.raw_headers
 
 
 def test_no_such_message_is_not_found() -> None:

@@ -18,11 +18,11 @@ from jetspark.lake.position import (
     DataFile,
     Snapshot,
     StreamIdentity,
-    checked_identity,
     checked_snapshot,
     coverage_of,
     data_path,
     files_after,
+    new_snapshot,
 )
 
 DAY = datetime.date(2026, 11, 19)
@@ -44,7 +44,8 @@ def file(begin: int, end: int, **changes: Any) -> DataFile:
 
 
 def at(next_: int, **changes: Any) -> ArchivePosition:
-    return ArchivePosition(**({"identity": IDENTITY, "first": 1, "next": next_, "epoch": 5} | changes))
+    known: dict[str, Any] = {"identity": IDENTITY, "first": 1, "next": next_, "epoch": 5}
+    return ArchivePosition(**(known | changes))
 
 
 BASE = Snapshot(position=at(21), files=(file(1, 11), file(11, 21)), version=3)
@@ -117,7 +118,7 @@ def test_each_incarnation_of_a_stream_has_a_folder_of_its_own(stream: str, creat
     assert StreamIdentity.of_folder(identity.folder) == identity
     assert identity.folder.count("/") == 1
     assert not set(identity.folder) & set(': \\%?#"*<>|')
-    checked_identity(identity, 1)
+    assert new_snapshot(identity, 7, 2).position.next == 7
 
 
 @pytest.mark.parametrize(
@@ -138,7 +139,7 @@ def test_other_folders_are_no_identity(folder: str) -> None:
 )
 def test_a_table_for_something_else_is_not_created(identity: StreamIdentity, first: int, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        checked_identity(identity, first)
+        new_snapshot(identity, first, 1)
 
 
 def test_a_file_is_dense_if_each_sequence_has_a_row() -> None:

@@ -47,6 +47,7 @@ CEILINGS = {
     "docs": 3.1,
     "examples": 0.0,
     "jetstream": 0.9,
+    "lake": 0.0,
     "publish": 0.3,
     "server": 0.0,
     "spark": 0.4,

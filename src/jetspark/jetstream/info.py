@@ -273,8 +273,8 @@ class StoredMessage:
 def _without_place(block: bytes) -> bytes | None:
     """The block of a message's own headers, before the server took its blank line off and appended its headers.
 
-    The server does the same to an empty block and to none; here both are none. A publisher's block that did not end
-    with a blank line has lost its last two bytes on this way.
+    An empty block looks like a message without headers, and becomes one. A publisher's block that did not end with a
+    line break has lost its last two bytes in the server's answer.
     """
     own = block[: block.rfind(b"Nats-Stream:")]
     return None if own == b"NATS/1.0\r\n" else own + b"\r\n"

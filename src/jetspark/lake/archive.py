@@ -29,6 +29,7 @@ DEFAULT_FORMAT = "delta"
 FORMATS = ("delta", "parquet", "iceberg")
 _MARKS = {DELTA_FOLDER: "delta", MANIFEST_FOLDER: "parquet", ICEBERG_FOLDER: "iceberg"}
 """Folder in a table -> its format."""
+_DATA = "day="
 
 
 @dataclass(frozen=True)
@@ -68,10 +69,17 @@ class ArchiveTable:
 
         Raises:
             ConfigError: The store does not honour conditional writes.
+            ArchiveDamaged: There are data files, and their log is missing.
             ArchiveMoved: Another writer has created the table at this moment.
         """
         require_conditional_writes(self.store)
-        return self.snapshot() or self.log.create(self.identity, first, epoch=epoch)
+        has_files = any(each.startswith(_DATA) for each in self.store.folders())
+        snapshot = self.snapshot()
+        if snapshot is not None:
+            return snapshot
+        if has_files:
+            raise ArchiveDamaged(self.uri, "it has data files and no log; restore its log, or move the files away")
+        return self.log.create(self.identity, first, epoch=epoch)
 
     def locations(self, snapshot: Snapshot) -> list[str]:
         """The files of a snapshot as other engines name them, in the order of their sequences."""
@@ -90,7 +98,7 @@ def open_table(
 
     Args:
         root: The URI of the archive; see :func:`~jetspark.lake.store.open_store`.
-        format: One of ``FORMATS``; None for that of the table, or the default one if there is no table.
+        format: One of ``FORMATS``. By default the format of the existing table, or ``delta``.
 
     Raises:
         ConfigError: The root, the format or an option cannot be used, or the table has another format.
@@ -106,8 +114,8 @@ def open_table(
             "root"
         )
     chosen = found or format or DEFAULT_FORMAT
-    if catalogue and chosen != "iceberg":
-        raise ConfigError(f"option {next(iter(catalogue))!r}: the table has the format {chosen!r}, and no catalogue")
+    if catalogue and chosen != "iceberg" and found is None:
+        raise ConfigError(f"option {next(iter(catalogue))!r}: the format {chosen!r} has no catalogue; give 'iceberg'")
     log: TableLog
     match chosen:
         case "delta":
@@ -148,15 +156,13 @@ def _identities(store: FileStore) -> Iterator[StreamIdentity]:
 
 
 def _format_of(store: FileStore) -> str | None:
-    """The format of a table by its folders; None if the folder has no files.
+    """The format of a table by its folders; None before it exists.
 
     Raises:
-        ConfigError: The folder has files, and is no table.
+        ConfigError: The folder has files of another program.
     """
     folders = store.folders()
     found = next((format for folder, format in _MARKS.items() if folder in folders), None)
-    if found is None and (strange := [each for each in folders if not each.startswith("day=")]):
-        raise ConfigError(
-            f"{store.uri} has the folder {strange[0]!r}, and is no table of an archive; give another root"
-        )
+    if found is None and (strange := [each for each in folders if not each.startswith(_DATA)]):
+        raise ConfigError(f"{store.uri} has the folder {strange[0]!r}, which no archive has; give another root")
     return found

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import datetime
 import io
 import re
 import tempfile
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from jetspark.errors import ConfigError, JetSparkError, MissingExtra, StoreRefused, StoreUnavailable
 from jetspark.lake.folder_store import StoredFile
+from jetspark.lake.unknown_outcomes import done_once
 
 __all__ = ["SCHEMES", "CloudStore", "store_error", "without_secrets"]
 
@@ -27,9 +28,6 @@ _HIDDEN = re.compile(r"(?<=//)[^/]*@|\?.*")
 # One call, with all attempts inside the library. A request that takes longer is cut, and counts as unknown.
 RETRY_S = 60.0
 MAX_RETRIES = 8
-# Attempts of a conditional write whose outcome was unknown, and showed to be that nothing was written.
-CREATE_ATTEMPTS = 5
-PAUSE_S = 0.2
 UPLOAD_PART_BYTES = 8 << 20
 UPLOADS = 4
 
@@ -49,7 +47,7 @@ _MARKUP = re.compile(r"\x1b\[\d+m|↳|\s+")
 _QUERY = re.compile(r"\?[^\s)]*")
 _REASON_CHARS = 500
 _REFUSALS = ("PermissionDeniedError", "UnauthenticatedError", "InvalidPathError")
-_TRY_AGAIN = {408, 429}
+_TRY_AGAIN = {408, 409, 429}
 
 
 class CloudStore:
@@ -71,8 +69,8 @@ class CloudStore:
         return f"<CloudStore {self.uri}>"
 
     def below(self, path: str) -> CloudStore:
-        store = object.__new__(CloudStore)
-        store.__dict__ |= self.__dict__ | {"uri": f"{self.uri}/{path}", "_prefix": self._path(path)}
+        store = copy.copy(self)  # with the same connections
+        store.uri, store._prefix = f"{self.uri}/{path}", self._path(path)
         return store
 
     def location(self, path: str) -> str:
@@ -94,24 +92,23 @@ class CloudStore:
         import obstore
         from obstore.exceptions import AlreadyExistsError
 
-        for attempt in range(CREATE_ATTEMPTS):
+        def attempt() -> bool:
             try:
                 with self._translated():
                     obstore.put(self._store, self._path(path), data, mode="create", use_multipart=False)
                 return True
             except AlreadyExistsError:
-                # By another writer, or by an earlier attempt of this call (also one inside the library) whose answer
-                # was lost.
-                return self.get(path) == data
+                # By another writer, or by an earlier attempt, perhaps inside the library, whose answer was lost. Or S3
+                # saw two writes at the same moment, and did neither of them (409).
+                raise StoreUnavailable(self.uri, f"{path}: two conditional writes at once") from None
             except FileNotFoundError:
                 raise self._no_bucket() from None
-            except StoreUnavailable as error:
-                found = self.get(path)
-                if found is not None:
-                    return found == data
-                problem = error
-                time.sleep(PAUSE_S * 2**attempt)
-        raise problem
+
+        def outcome() -> bool | None:
+            found = self.get(path)
+            return None if found is None else found == data
+
+        return done_once(attempt, outcome, _as_ours)
 
     def make_durable(self, path: str) -> None:
         """Object stores answer when a write is durable."""
@@ -154,7 +151,10 @@ class CloudStore:
             )
             for chunk in chunks:
                 for each in chunk:
-                    yield StoredFile(each["path"][skipped:], each["size"])
+                    yield StoredFile(each["path"][skipped:], each["size"], each["last_modified"].timestamp())
+
+    def leftovers(self) -> Iterator[StoredFile]:
+        return iter(())  # scratch files are elsewhere, and the system removes them
 
     def folders(self, path: str = "") -> list[str]:
         import obstore
@@ -190,6 +190,12 @@ class CloudStore:
             raise store_error(self.uri, error, self.storage_options) from None
 
 
+def _as_ours(error: Exception) -> JetSparkError:
+    if isinstance(error, JetSparkError):
+        return error
+    raise error
+
+
 def store_error(uri: str, error: Exception, options: Mapping[str, str]) -> JetSparkError:
     """The error of a library for object stores as ours, without secrets."""
     text = str(error)
@@ -199,18 +205,14 @@ def store_error(uri: str, error: Exception, options: Mapping[str, str]) -> JetSp
     if code is not None:
         reason = f"{reason} ({code[1]})"
     reason = without_secrets(reason, options)
-    is_refusal = "://" not in uri or type(error).__name__ in (
-        "PermissionDeniedError",
-        "UnauthenticatedError",
-        "InvalidPathError",
-    )
+    is_refusal = "://" not in uri or type(error).__name__ in _REFUSALS
     if is_refusal or (status is not None and status[1][0] == "4" and int(status[1]) not in _TRY_AGAIN):
         return StoreRefused(uri, f"{reason}; check bucket, permissions and options")
     return StoreUnavailable(uri, reason)
 
 
 def without_secrets(text: str, options: Mapping[str, str]) -> str:
-    """The text without the values of options, but for those that are not secret."""
+    """Replace the values of options in a text by ``***``, except well-known ones such as a region."""
     for name, value in options.items():
         if len(value) > 3 and not re.search(r"(endpoint|region|bucket|http|timeout|catalog|namespace)$", name):
             text = text.replace(value, "***")

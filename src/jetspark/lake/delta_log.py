@@ -21,20 +21,20 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 
-from jetspark.errors import ArchiveDamaged, ArchiveMoved, JetSparkError, MissingExtra
-from jetspark.lake.cloud_store import store_error
+from jetspark.errors import ArchiveDamaged, ArchiveMoved, JetSparkError, MissingExtra, StoreUnavailable
+from jetspark.lake.cloud_store import MAX_RETRIES, RETRY_S, store_error
 from jetspark.lake.position import (
     ArchivePosition,
     DataFile,
     Snapshot,
     StreamIdentity,
-    checked_identity,
     checked_snapshot,
-    coverage_of,
     files_after,
+    new_snapshot,
 )
-from jetspark.lake.rows import RAW_SCHEMA
+from jetspark.lake.rows import TABLE_SCHEMA
 from jetspark.lake.store import FileStore
+from jetspark.lake.unknown_outcomes import done_once
 
 if TYPE_CHECKING:
     from deltalake import CommitProperties, DeltaTable
@@ -47,14 +47,9 @@ T = TypeVar("T")
 _logger = logging.getLogger("jetspark.lake")
 
 FOLDER = "_delta_log"
-_SCHEMA = RAW_SCHEMA.append(pa.field("day", pa.date32(), nullable=False))
 _EPOCH = "jetspark/epoch"
 _TOKEN = "jetspark.commit"
 _FIRST, _STREAM, _CREATED = "jetspark.first", "jetspark.stream", "jetspark.created"
-
-# Attempts of a commit whose outcome was unknown, and showed to be that nothing was committed.
-COMMIT_ATTEMPTS = 5
-PAUSE_S = 0.2
 _UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -69,6 +64,9 @@ class DeltaLog:
             raise MissingExtra("an archive in the format 'delta'", "lake") from error
         self._library = deltalake
         self._store = store
+        # As often and as long as other requests to the store are tried.
+        retries = {"max_retries": str(MAX_RETRIES), "retry_timeout": f"{RETRY_S:g}s"} if "://" in store.uri else {}
+        self._options = {**retries, **store.storage_options}
         self._table: DeltaTable | None = None
         self._latest: Snapshot | None = None
 
@@ -84,14 +82,10 @@ class DeltaLog:
         return self._latest
 
     def create(self, identity: StreamIdentity, first: int, *, epoch: int) -> Snapshot:
-        checked_identity(identity, first)
-        position = ArchivePosition(identity=identity, first=first, next=first, epoch=epoch)
-        after = Snapshot(position=position, files=(), version=0)
-
         def attempt(properties: CommitProperties) -> None:
             self._library.DeltaTable.create(
                 self._store.location(""),
-                _SCHEMA,
+                TABLE_SCHEMA,
                 partition_by=["day"],
                 # Nothing but archivers should change the table; they replace files without changing data.
                 configuration={
@@ -100,12 +94,12 @@ class DeltaLog:
                     _STREAM: identity.stream,
                     _CREATED: identity.created,
                 },
-                storage_options=dict(self._store.storage_options),
+                storage_options=self._options,
                 commit_properties=properties,
                 raise_if_key_not_exists=False,
             )
 
-        return self._committed(after, first, attempt)
+        return self._committed(new_snapshot(identity, first, epoch), first, attempt)
 
     def commit(
         self,
@@ -116,11 +110,10 @@ class DeltaLog:
         remove: Sequence[DataFile] = (),
     ) -> Snapshot:
         files = files_after(self._store.uri, base, position, add, remove)
-        version = _version(base)
-        if self._table is None or self._table.version() != version:
+        if self._table is None or self._table.version() != base.version:
             found = self.snapshot()
-            if found is None or found.version != version:
-                raise self._moved(base.position.next, found)
+            if found is None or found.version != base.version:
+                raise self._moved(base.position.next)
         table = self._table
         assert table is not None
         now_ms = time.time_ns() // 1_000_000
@@ -132,57 +125,38 @@ class DeltaLog:
             table.create_write_transaction(
                 actions,
                 "append",
-                _SCHEMA,
+                TABLE_SCHEMA,
                 partition_by=["day"],
                 commit_properties=properties,
                 post_commithook_properties=self._library.PostCommitHookProperties(cleanup_expired_logs=False),
             )
 
-        return self._committed(
-            Snapshot(position=position, files=files, version=version + 1), base.position.next, attempt
-        )
+        after = Snapshot(position=position, files=files, version=base.version + 1)
+        return self._committed(after, base.position.next, attempt)
 
     # ---- one commit ----------------------------------------------------------------------------------------------
 
-    def _committed(self, after: Snapshot, expected: int, attempt: Callable[[CommitProperties], None]) -> Snapshot:
-        """Commit, until the log says whose commit this version is."""
-        position, version = after.position, _version(after)
+    def _committed(self, after: Snapshot, expected: int, write: Callable[[CommitProperties], None]) -> Snapshot:
+        position, path = after.position, f"{FOLDER}/{after.version:020}.json"
         token = secrets.token_hex(16)
         transaction = self._library.Transaction
+        last, epoch = transaction(_app_id(position.identity), position.next - 1), transaction(_EPOCH, position.epoch)
         properties = self._library.CommitProperties(
-            app_transactions=[
-                transaction(_app_id(position.identity), position.next - 1),
-                transaction(_EPOCH, position.epoch),
-            ],
-            max_commit_retries=0,
-            custom_metadata={_TOKEN: token},
+            app_transactions=[last, epoch], max_commit_retries=0, custom_metadata={_TOKEN: token}
         )
-        problem: JetSparkError | None = None
-        for number in range(COMMIT_ATTEMPTS):
-            problem = None
-            try:
-                attempt(properties)
-            except Exception as error:  # the library's errors have no common root but this one
-                problem = self._problem(error)
-            committed = self._store.get(f"{FOLDER}/{version:020}.json")
-            if committed is not None:
-                if token.encode() not in committed:
-                    raise self._moved(expected, self.snapshot())
-                if problem is not None:
-                    _logger.info(
-                        "archive %s: version %d is committed, in spite of: %s", self._store.uri, version, problem
-                    )
-                return self._at(after)
-            if problem is None:
-                raise ArchiveDamaged(self._store.uri, f"version {version} was committed and is not in the log")
-            if not problem.may_pass:
-                raise problem
-            time.sleep(PAUSE_S * 2**number)
-        assert problem is not None
-        raise problem
 
-    def _at(self, after: Snapshot) -> Snapshot:
-        self._store.make_durable(f"{FOLDER}/{_version(after):020}.json")
+        def attempt() -> bool:
+            write(properties)
+            return True
+
+        def outcome() -> bool | None:
+            committed = self._store.get(path)
+            if committed is not None and token.encode() not in committed:
+                raise self._moved(expected)
+            return None if committed is None else True
+
+        done_once(attempt, outcome, self._problem)
+        self._store.make_durable(path)
         self._latest = after
         if self._table is not None:
             try:
@@ -192,25 +166,30 @@ class DeltaLog:
                 self._table = None
         return after
 
-    def _moved(self, expected: int, found: Snapshot | None) -> ArchiveMoved:
+    def _moved(self, expected: int) -> ArchiveMoved:
+        found = self.snapshot()
         return ArchiveMoved(self._store.uri, expected, None if found is None else found.position.next)
 
     # ---- reading -------------------------------------------------------------------------------------------------
 
     def _open(self) -> DeltaTable:
-        return self._library.DeltaTable(self._store.location(""), storage_options=dict(self._store.storage_options))
+        return self._library.DeltaTable(self._store.location(""), storage_options=self._options)
 
     def _reading(self, read: Callable[[], T]) -> T:
         try:
             return read()
         except Exception as error:
             # The library's own error may show a signed address.
-            raise self._problem(error) from None
+            if _is_of_store(error):
+                raise self._problem(error) from None
+            raise ArchiveDamaged(self._store.uri, f"delta-rs cannot read it: {_first_line(error)}") from None
 
     def _problem(self, error: Exception) -> JetSparkError:
-        if isinstance(error, OSError) or "Error performing" in str(error):
+        """The error of a commit that is not in the log."""
+        if _is_of_store(error):
             return store_error(self._store.uri, error, self._store.storage_options)
-        return ArchiveDamaged(self._store.uri, f"delta-rs cannot use it: {str(error).partition(chr(10))[0]}")
+        # Also where S3 saw two writes of a version at the same moment, and did neither of them (409).
+        return StoreUnavailable(self._store.uri, f"delta-rs: {_first_line(error)}")
 
     def _read(self, table: DeltaTable) -> Snapshot:
         configuration = table.metadata().configuration
@@ -233,13 +212,16 @@ class DeltaLog:
         return checked_snapshot(self._store.uri, position, files, table.version())
 
 
+def _is_of_store(error: Exception) -> bool:
+    return isinstance(error, OSError) or "Error performing" in str(error)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
+
+
 def _app_id(identity: StreamIdentity) -> str:
     return f"jetspark/{identity.stream}/{identity.created}"
-
-
-def _version(snapshot: Snapshot) -> int:
-    assert isinstance(snapshot.version, int)
-    return snapshot.version
 
 
 def _added(file: DataFile, now_ms: int, is_new: bool) -> AddAction:
@@ -272,21 +254,12 @@ def _removed(file: DataFile, now_ms: int) -> RemoveAction:
 
 
 def _file(row: dict[str, Any]) -> DataFile:
-    coverage = coverage_of(row["path"])
-    if coverage is None:
-        raise ValueError(row["path"])
-    day, begin, end = coverage
-    return DataFile(
-        path=row["path"],
-        day=day,
-        begin=begin,
-        end=end,
+    return DataFile.at_path(
+        row["path"],
         rows=row["num_records"],
         size_bytes=row["size_bytes"],
-        min_sequence=row["min.sequence"],
-        max_sequence=row["max.sequence"],
-        min_time_us=row["min.timestamp_ns"] // 1000,
-        max_time_us=row["max.timestamp_ns"] // 1000,
+        sequences=(row["min.sequence"], row["max.sequence"]),
+        times_us=(row["min.timestamp_ns"] // 1000, row["max.timestamp_ns"] // 1000),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
@@ -12,18 +13,20 @@ from typing import Any
 
 import pyarrow as pa
 
-from jetspark.errors import StoreRefused
+from jetspark.errors import ConfigError, StoreRefused
 
-__all__ = ["FolderStore", "StoredFile"]
+__all__ = ["SCRATCH", "FolderStore", "StoredFile"]
 
-_SCRATCH = ".writing-"
-"""Prefix of the names of files that are being written; engines and listings ignore them."""
+SCRATCH = ".writing-"
+"""Prefix of the names of files that are being written, or that a killed writer left; engines ignore them."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
     path: str
     size_bytes: int
+    modified_s: float
+    """Seconds since 1970."""
 
 
 class FolderStore:
@@ -66,6 +69,13 @@ class FolderStore:
                 os.link(scratch, target)
             except FileExistsError:
                 return False
+            except OSError as error:
+                if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS):
+                    raise
+                raise ConfigError(
+                    f"archive {self.uri}: its file system has no hard links, which commits need ({error.strerror}); "
+                    "use a folder on another one, or an object store"
+                ) from error
             _sync(target.parent)
             return True
 
@@ -78,7 +88,7 @@ class FolderStore:
     def scratch_file(self) -> Iterator[Path]:
         with self._translated(""):
             self._root.mkdir(parents=True, exist_ok=True)
-        scratch = self._root / f"{_SCRATCH}{secrets.token_hex(8)}"
+        scratch = self._root / f"{SCRATCH}{secrets.token_hex(8)}"
         try:
             yield scratch
         finally:
@@ -102,18 +112,23 @@ class FolderStore:
             yield file
 
     def files(self, prefix: str = "", *, after: str = "") -> Iterator[StoredFile]:
+        yield from (each for each in self._listed(prefix, after) if SCRATCH not in each.path)
+
+    def leftovers(self) -> Iterator[StoredFile]:
+        yield from (each for each in self._listed("", "") if SCRATCH in each.path)
+
+    def _listed(self, prefix: str, after: str) -> list[StoredFile]:
         found = []
         with self._translated(prefix):
-            for folder, _, names in os.walk(self._root / prefix):
+            for folder, _, names in os.walk(self._root / prefix, onerror=_unless_missing):
                 for name in names:
-                    if name.startswith(_SCRATCH):
-                        continue
                     path = Path(folder, name)
                     relative = path.relative_to(self._root).as_posix()
                     if relative > after:
                         with contextlib.suppress(FileNotFoundError):
-                            found.append(StoredFile(relative, path.stat().st_size))
-        yield from sorted(found, key=lambda each: each.path)
+                            status = path.stat()
+                            found.append(StoredFile(relative, status.st_size, status.st_mtime))
+        return sorted(found, key=lambda each: each.path)
 
     def folders(self, path: str = "") -> list[str]:
         with self._translated(path):
@@ -138,8 +153,13 @@ class FolderStore:
             raise StoreRefused(self.uri, f"{what}; give a folder that this user may write and that has room") from error
 
 
+def _unless_missing(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise error
+
+
 def _sync(path: Path) -> None:
-    """Make a file, or the names in a folder, survive a loss of power: what is trimmed from the stream is only here."""
+    """Make a file, or the names in a folder, survive a loss of power: a trimmed stream has no other copy."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

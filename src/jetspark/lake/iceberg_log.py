@@ -13,14 +13,16 @@ default is a SQLite file at the root of the archive.
 from __future__ import annotations
 
 import datetime
+import errno
 import functools
 import re
 import secrets
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import pyarrow as pa
 
 from jetspark.errors import (
     ArchiveDamaged,
@@ -32,17 +34,19 @@ from jetspark.errors import (
     StoreUnavailable,
 )
 from jetspark.lake.cloud_store import store_error, without_secrets
+from jetspark.lake.header_columns import HEADERS_TYPE
 from jetspark.lake.position import (
     ArchivePosition,
     DataFile,
     Snapshot,
     StreamIdentity,
-    checked_identity,
     checked_snapshot,
-    coverage_of,
     files_after,
+    new_snapshot,
 )
+from jetspark.lake.rows import TABLE_SCHEMA, TIMESTAMP_TYPE
 from jetspark.lake.store import FileStore
+from jetspark.lake.unknown_outcomes import done_once
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
@@ -56,14 +60,12 @@ FOLDER = "metadata"
 OPTION_PREFIX = "iceberg."
 NAMESPACE = "jetspark"
 
-# Attempts of a commit whose outcome was unknown, and showed to be that nothing was committed.
-COMMIT_ATTEMPTS = 5
-PAUSE_S = 0.2
-
 _TOKEN, _STREAM, _CREATED = "jetspark.commit", "jetspark.stream", "jetspark.created"
 _FIRST, _NEXT, _EPOCH = "jetspark.first", "jetspark.next", "jetspark.epoch"
 _RETRIES = "commit.retry.num-retries"
-_SEQUENCE_ID, _TIMESTAMP_ID, _TIME_NS_ID, _DAY_ID = 1, 5, 6, 10
+_ID = {name: number for number, name in enumerate(TABLE_SCHEMA.names, start=1)}
+"""Numbers of columns: statistics name columns by them."""
+_REFUSALS = {errno.EACCES, errno.EDQUOT, errno.ENOSPC, errno.ENOTDIR, errno.EPERM, errno.EROFS}
 _EPOCH_DAY = datetime.date(1970, 1, 1)
 
 # What pyiceberg calls our options.
@@ -87,7 +89,7 @@ class IcebergLog:
         Args:
             store: Rooted at the table.
             root: Rooted at the archive.
-            options: Those that begin with ``iceberg.``.
+            options: Options of the catalogue, whose names begin with ``iceberg.``.
         """
         self._store, self._root, self._options = store, root, options
         self._name = (options.get(f"{OPTION_PREFIX}namespace", NAMESPACE), _table_name(identity))
@@ -107,24 +109,22 @@ class IcebergLog:
         return self._latest
 
     def create(self, identity: StreamIdentity, first: int, *, epoch: int) -> Snapshot:
-        checked_identity(identity, first)
-        position = ArchivePosition(identity=identity, first=first, next=first, epoch=epoch)
-        token = secrets.token_hex(16)
+        after, token = new_snapshot(identity, first, epoch), secrets.token_hex(16)
 
-        def attempt() -> None:
+        def attempt() -> Table:
             from pyiceberg.partitioning import PartitionField, PartitionSpec
             from pyiceberg.transforms import IdentityTransform
 
             schema = _schema()
-            day = PartitionField(source_id=_DAY_ID, field_id=1000, transform=IdentityTransform(), name="day")
+            day = PartitionField(source_id=_ID["day"], field_id=1000, transform=IdentityTransform(), name="day")
             self._catalog.create_namespace_if_not_exists(self._name[0])
-            self._catalog.create_table(
+            return self._catalog.create_table(
                 self._name,
                 schema,
                 location=_location(self._store, ""),
                 partition_spec=PartitionSpec(day),
                 properties={
-                    **_summary(position, token),
+                    **_summary(after.position, token),
                     _RETRIES: "0",
                     # The files have no field ids: they are the same in all formats.
                     "schema.name-mapping.default": schema.name_mapping.model_dump_json(),
@@ -132,7 +132,7 @@ class IcebergLog:
                 },
             )
 
-        return self._committed(Snapshot(position=position, files=(), version=0), token, position.next, attempt)
+        return self._committed(after, token, attempt, expected=first, base=None)
 
     def commit(
         self,
@@ -146,7 +146,7 @@ class IcebergLog:
         if self._table is None or _version(self._table) != base.version:
             found = self.snapshot()
             if found is None or found.version != base.version:
-                raise self._moved(base.position.next, found)
+                raise self._moved(base.position.next)
         table = self._table
         assert table is not None
         if table.properties.get(_RETRIES) != "0":
@@ -155,7 +155,7 @@ class IcebergLog:
             )
         token = secrets.token_hex(16)
 
-        def attempt() -> None:
+        def attempt() -> Table:
             with table.transaction() as transaction:
                 update = transaction.update_snapshot(snapshot_properties=_summary(position, token))
                 with update.overwrite() if remove else update.merge_append() as producer:
@@ -165,39 +165,35 @@ class IcebergLog:
                     for found in self._entries(table) if remove else ():
                         if found.file_path in gone:
                             producer.delete_data_file(found)
+            return table
 
         after = Snapshot(position=position, files=files, version=0)
-        return self._committed(after, token, base.position.next, attempt)
+        return self._committed(after, token, attempt, expected=base.position.next, base=base.version)
 
     # ---- one commit ----------------------------------------------------------------------------------------------
 
-    def _committed(self, after: Snapshot, token: str, expected: int, attempt: Callable[[], None]) -> Snapshot:
-        """Commit, until the catalogue says whether this commit is in the table."""
-        base = None if self._table is None else _version(self._table)
-        problem: JetSparkError | None = None
-        for number in range(COMMIT_ATTEMPTS):
-            problem = None
-            try:
-                attempt()
-            except Exception as error:  # the libraries' errors have no common root but this one
-                problem = self._problem(error)
+    def _committed(
+        self, after: Snapshot, token: str, attempt: Callable[[], Table], *, expected: int, base: int | None
+    ) -> Snapshot:
+        def outcome() -> Table | None:
             table = self._load()
-            if table is not None and (version := _version_of(table, token)) is not None:
-                self._make_durable(table)
-                # If another writer has committed since, the next snapshot shows it.
-                self._table, self._latest = table, replace(after, version=version)
-                return self._latest
+            if table is not None and _version_of(table, token) is not None:
+                return table
             if (None if table is None else _version(table)) != base:
-                raise self._moved(expected, self.snapshot())
-            if problem is None:
-                raise ArchiveDamaged(self._store.uri, "a commit was accepted, and is not in the catalogue")
-            if not problem.may_pass:
-                raise problem
-            time.sleep(PAUSE_S * 2**number)
-        assert problem is not None
-        raise problem
+                raise self._moved(expected)
+            return None
 
-    def _moved(self, expected: int, found: Snapshot | None) -> ArchiveMoved:
+        self._table = done_once(attempt, outcome, self._problem)
+        version = _version_of(self._table, token)
+        if version is None:
+            raise ArchiveDamaged(self._store.uri, "a commit was accepted, and is not in the catalogue")
+        self._make_durable(self._table)
+        # If another writer has committed since, the next snapshot shows it.
+        self._latest = replace(after, version=version)
+        return self._latest
+
+    def _moved(self, expected: int) -> ArchiveMoved:
+        found = self.snapshot()
         return ArchiveMoved(self._store.uri, expected, None if found is None else found.position.next)
 
     def _make_durable(self, table: Table) -> None:
@@ -240,9 +236,9 @@ class IcebergLog:
         if isinstance(error, JetSparkError):
             return error
         known = {**self._store.storage_options, **self._options}
-        if isinstance(error, OSError):
+        if isinstance(error, OSError) and error.errno in _REFUSALS:
             return store_error(self._store.uri, error, known)
-        if isinstance(error, ValidationError | ValueError | KeyError | TypeError):
+        if isinstance(error, FileNotFoundError | ValidationError | ValueError | KeyError | TypeError):
             reason = without_secrets(str(error).partition("\n")[0], known)
             return ArchiveDamaged(self._store.uri, f"pyiceberg cannot use it: {reason}")
         kind = StoreRefused if isinstance(error, ForbiddenError | UnauthorizedError) else StoreUnavailable
@@ -278,26 +274,16 @@ class IcebergLog:
         from pyiceberg.conversions import from_bytes
         from pyiceberg.types import LongType
 
-        path = found.file_path.removeprefix(f"{_location(self._store, '')}/")
-        coverage = coverage_of(path)
-        if coverage is None:
-            raise ValueError(path)
-        day, begin, end = coverage
-        least, most = (
-            {key: int(from_bytes(LongType(), bounds[key])) for key in (_SEQUENCE_ID, _TIME_NS_ID)}
-            for bounds in (found.lower_bounds, found.upper_bounds)
-        )
-        return DataFile(
-            path=path,
-            day=day,
-            begin=begin,
-            end=end,
+        def number(bounds: Mapping[int, bytes], name: str) -> int:
+            return int(from_bytes(LongType(), bounds[_ID[name]]))
+
+        low, high = found.lower_bounds, found.upper_bounds
+        return DataFile.at_path(
+            found.file_path.removeprefix(f"{_location(self._store, '')}/"),
             rows=found.record_count,
             size_bytes=found.file_size_in_bytes,
-            min_sequence=least[_SEQUENCE_ID],
-            max_sequence=most[_SEQUENCE_ID],
-            min_time_us=least[_TIME_NS_ID] // 1000,
-            max_time_us=most[_TIME_NS_ID] // 1000,
+            sequences=(number(low, "sequence"), number(high, "sequence")),
+            times_us=(number(low, "timestamp_ns") // 1000, number(high, "timestamp_ns") // 1000),
         )
 
     def _iceberg_file(self, table: Table, file: DataFile) -> IcebergFile:
@@ -308,8 +294,8 @@ class IcebergLog:
         from pyiceberg.types import LongType
 
         def bounds(sequence: int, time_us: int, time_ns: int) -> dict[int, bytes]:
-            numbers = {_SEQUENCE_ID: sequence, _TIMESTAMP_ID: time_us, _TIME_NS_ID: time_ns}
-            return {key: to_bytes(LongType(), value) for key, value in numbers.items()}
+            numbers = {"sequence": sequence, "timestamp": time_us, "timestamp_ns": time_ns}
+            return {_ID[name]: to_bytes(LongType(), value) for name, value in numbers.items()}
 
         return IcebergFile.from_args(
             content=DataFileContent.DATA,
@@ -351,33 +337,24 @@ def _opened(root: FileStore, options: Mapping[str, str]) -> Catalog:
 
 
 def _schema() -> Schema:
-    """The columns of the files, and the day; numbered, because statistics name columns by their numbers."""
+    from pyiceberg import types
     from pyiceberg.schema import Schema
-    from pyiceberg.types import (
-        BinaryType,
-        DateType,
-        ListType,
-        LongType,
-        MapType,
-        NestedField,
-        StringType,
-        TimestamptzType,
-    )
 
-    values = ListType(element_id=13, element_type=StringType(), element_required=False)
-    headers = MapType(key_id=11, key_type=StringType(), value_id=12, value_type=values, value_required=False)
-    return Schema(
-        NestedField(_SEQUENCE_ID, "sequence", LongType(), required=True),
-        NestedField(2, "subject", StringType(), required=True),
-        NestedField(3, "headers", headers, required=False),
-        NestedField(4, "data", BinaryType(), required=True),
-        NestedField(_TIMESTAMP_ID, "timestamp", TimestamptzType(), required=True),
-        NestedField(_TIME_NS_ID, "timestamp_ns", LongType(), required=True),
-        NestedField(7, "stream", StringType(), required=True),
-        NestedField(8, "raw_subject", BinaryType(), required=False),
-        NestedField(9, "raw_headers", BinaryType(), required=False),
-        NestedField(_DAY_ID, "day", DateType(), required=True),
-    )
+    text = types.StringType()
+    values = types.ListType(element_id=13, element_type=text, element_required=False)
+    known = {
+        pa.int64(): types.LongType(),
+        pa.string(): text,
+        pa.binary(): types.BinaryType(),
+        pa.date32(): types.DateType(),
+        TIMESTAMP_TYPE: types.TimestamptzType(),
+        HEADERS_TYPE: types.MapType(key_id=11, key_type=text, value_id=12, value_type=values, value_required=False),
+    }
+    fields = [
+        types.NestedField(_ID[each.name], each.name, known[each.type], required=not each.nullable)
+        for each in TABLE_SCHEMA
+    ]
+    return Schema(*fields)
 
 
 def _summary(position: ArchivePosition, token: str) -> dict[str, str]:

@@ -13,7 +13,7 @@ __all__ = ["TableLog"]
 class TableLog(Protocol):
     """The commits of one table: Delta's log, an Iceberg catalogue, or our own manifests beside plain Parquet.
 
-    A log keeps what it has read, so that reading it again costs only what is new. One thread uses it at a time.
+    A log caches its last snapshot, so that the next one reads only newer commits. One thread uses it at a time.
     """
 
     def snapshot(self) -> Snapshot | None:
@@ -47,8 +47,8 @@ class TableLog(Protocol):
         it.
 
         Raises:
-            ArchiveMoved: The table is no longer at ``base``, or a writer with a higher epoch has committed. Nothing was
-                changed.
+            ArchiveMoved: The table has moved from ``base``, or a writer with a higher epoch has committed. Nothing
+                was changed.
             UsageError: The files would not cover the sequences up to ``position.next`` exactly once.
             StoreUnavailable: The store does not answer, so the outcome stays unknown; read the snapshot later.
         """

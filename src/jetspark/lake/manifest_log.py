@@ -22,10 +22,9 @@ from jetspark.lake.position import (
     DataFile,
     Snapshot,
     StreamIdentity,
-    checked_identity,
     checked_snapshot,
-    coverage_of,
     files_after,
+    new_snapshot,
 )
 from jetspark.lake.store import FileStore
 
@@ -37,7 +36,6 @@ FOLDER = "_jetspark"
 FULL_EVERY = 32
 FORMAT = 1
 _FULL = f"{FOLDER}/full.json"
-_NUMBERS = ("rows", "size_bytes", "min_sequence", "max_sequence", "min_time_us", "max_time_us")
 
 
 class ManifestLog:
@@ -52,14 +50,12 @@ class ManifestLog:
         if self._latest is None:
             self._latest = self._load()
         latest = self._latest
-        while latest is not None and (manifest := self._manifest(_version(latest) + 1)) is not None:
+        while latest is not None and (manifest := self._manifest(latest.version + 1)) is not None:
             self._latest = latest = self._applied(latest, manifest)
         return latest
 
     def create(self, identity: StreamIdentity, first: int, *, epoch: int) -> Snapshot:
-        checked_identity(identity, first)
-        position = ArchivePosition(identity=identity, first=first, next=first, epoch=epoch)
-        return self._committed(Snapshot(position=position, files=(), version=0), first, (), ())
+        return self._committed(new_snapshot(identity, first, epoch), first, (), ())
 
     def commit(
         self,
@@ -70,13 +66,13 @@ class ManifestLog:
         remove: Sequence[DataFile] = (),
     ) -> Snapshot:
         files = files_after(self._store.uri, base, position, add, remove)
-        after = Snapshot(position=position, files=files, version=_version(base) + 1)
+        after = Snapshot(position=position, files=files, version=base.version + 1)
         return self._committed(after, base.position.next, add, remove)
 
     def _committed(
         self, after: Snapshot, expected: int, add: Sequence[DataFile], remove: Sequence[DataFile]
     ) -> Snapshot:
-        version, position = _version(after), after.position
+        version, position = after.version, after.position
         manifest = {
             "jetspark": FORMAT,
             "commit": secrets.token_hex(16),  # makes the data unique: the store compares them
@@ -109,7 +105,10 @@ class ManifestLog:
     def _load(self) -> Snapshot | None:
         """The table at the last manifest of a listing."""
         note = self._store.get(_FULL)
-        first = int(self._parsed(_FULL, note)["version"]) if note is not None else 0
+        try:
+            first = int(json.loads(note)["version"]) if note is not None else 0
+        except (KeyError, TypeError, ValueError):
+            first = 0
         listed = [each.path for each in self._store.files(FOLDER, after=_path(first - 1) if first else "")]
         paths = [path for path in listed if path.startswith(f"{FOLDER}/manifest-")]
         if not paths and note is None:
@@ -173,20 +172,22 @@ def _path(version: int) -> str:
     return f"{FOLDER}/manifest-{version:020}.json"
 
 
-def _version(snapshot: Snapshot) -> int:
-    assert isinstance(snapshot.version, int)
-    return snapshot.version
-
-
 def _record(file: DataFile) -> dict[str, Any]:
-    return {"path": file.path} | {name: getattr(file, name) for name in _NUMBERS}
+    return {
+        "path": file.path,
+        "rows": file.rows,
+        "size_bytes": file.size_bytes,
+        "sequences": [file.min_sequence, file.max_sequence],
+        "times_us": [file.min_time_us, file.max_time_us],
+    }
 
 
 def _file(record: dict[str, Any]) -> DataFile:
-    coverage = coverage_of(record["path"])
-    if coverage is None:
-        raise ValueError(f"the path {record['path']!r}")
-    day, begin, end = coverage
-    return DataFile(
-        path=record["path"], day=day, begin=begin, end=end, **{name: int(record[name]) for name in _NUMBERS}
+    (low, high), (first_us, last_us) = record["sequences"], record["times_us"]
+    return DataFile.at_path(
+        record["path"],
+        rows=int(record["rows"]),
+        size_bytes=int(record["size_bytes"]),
+        sequences=(int(low), int(high)),
+        times_us=(int(first_us), int(last_us)),
     )

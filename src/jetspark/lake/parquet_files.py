@@ -149,6 +149,7 @@ class _OpenFile:
             self._sink,
             RAW_SCHEMA,
             compression="zstd",
+            write_page_checksum=True,
             use_dictionary=_DICTIONARIES,
             column_encoding=_ENCODINGS,
             write_statistics=_STATISTICS,
@@ -289,11 +290,14 @@ def read_footer(store: FileStore, file: DataFile) -> Footer:
 @contextlib.contextmanager
 def _opened(store: FileStore, file: DataFile) -> Iterator[Any]:
     try:
-        with store.open(file.path, size_bytes=file.size_bytes) as source, pq.ParquetFile(source) as parquet:
+        with (
+            store.open(file.path, size_bytes=file.size_bytes) as source,
+            pq.ParquetFile(source, page_checksum_verification=True) as parquet,
+        ):
             yield parquet
     except FileNotFoundError as error:
         raise ArchiveDamaged(store.uri, f"file {file.path} is missing; restore it from a backup") from error
-    except pa.ArrowInvalid as error:
+    except (pa.ArrowInvalid, OSError) as error:  # pyarrow raises either
         raise ArchiveDamaged(store.uri, f"file {file.path} cannot be read: {error}") from error
 
 

@@ -28,6 +28,7 @@ __all__ = [
     "coverage_of",
     "data_path",
     "files_after",
+    "new_snapshot",
 ]
 
 MAX_SEQUENCE = 2**63 - 1
@@ -95,6 +96,32 @@ class DataFile:
     min_time_us: int
     max_time_us: int
 
+    @classmethod
+    def at_path(
+        cls, path: str, *, rows: int, size_bytes: int, sequences: tuple[int, int], times_us: tuple[int, int]
+    ) -> DataFile:
+        """A file by its path and its statistics; ``sequences`` and ``times_us`` are minimum and maximum.
+
+        Raises:
+            ValueError: The path is not that of a data file.
+        """
+        coverage = coverage_of(path)
+        if coverage is None:
+            raise ValueError(f"{path!r} is not the path of a data file")
+        day, begin, end = coverage
+        return cls(
+            path=path,
+            day=day,
+            begin=begin,
+            end=end,
+            rows=rows,
+            size_bytes=size_bytes,
+            min_sequence=sequences[0],
+            max_sequence=sequences[1],
+            min_time_us=times_us[0],
+            max_time_us=times_us[1],
+        )
+
     @property
     def is_dense(self) -> bool:
         """Every covered sequence has a row."""
@@ -108,8 +135,8 @@ class Snapshot:
     position: ArchivePosition
     files: tuple[DataFile, ...]
     """In the order of their sequences."""
-    version: object
-    """The commit, in the terms of the table's format."""
+    version: int
+    """The commit: a number that counts them, but for Iceberg the id of a snapshot. 0 for a new table."""
 
 
 def data_path(day: datetime.date, begin: int, end: int, token: str) -> str:
@@ -155,7 +182,7 @@ def files_after(
     return files
 
 
-def checked_snapshot(archive: str, position: ArchivePosition, files: Iterable[DataFile], version: object) -> Snapshot:
+def checked_snapshot(archive: str, position: ArchivePosition, files: Iterable[DataFile], version: int) -> Snapshot:
     """A table as it was read.
 
     Raises:
@@ -169,8 +196,9 @@ def checked_snapshot(archive: str, position: ArchivePosition, files: Iterable[Da
     return Snapshot(position=position, files=ordered, version=version)
 
 
-def checked_identity(identity: StreamIdentity, first: int) -> None:
-    """
+def new_snapshot(identity: StreamIdentity, first: int, epoch: int) -> Snapshot:
+    """A new table, which is empty.
+
     Raises:
         ConfigError: No table can be created for this.
     """
@@ -178,6 +206,9 @@ def checked_identity(identity: StreamIdentity, first: int) -> None:
         raise ConfigError(f"{identity}: expected the name of a stream and its creation time, 2026-11-19T10:14:30Z")
     if not 0 < first <= MAX_SEQUENCE:
         raise ConfigError(f"first={first}: expected a sequence, 1 or more")
+    return Snapshot(
+        position=ArchivePosition(identity=identity, first=first, next=first, epoch=epoch), files=(), version=0
+    )
 
 
 def _in_order(files: Iterable[DataFile]) -> tuple[DataFile, ...]:

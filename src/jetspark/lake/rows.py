@@ -17,7 +17,7 @@ from jetspark.jetstream.info import StoredMessage
 from jetspark.lake.header_columns import HEADERS_TYPE, block_column, header_columns, utf8
 from jetspark.lake.reply_subjects import stream_offsets, times_us
 
-__all__ = ["RAW_SCHEMA", "TIMESTAMP_TYPE", "messages_of", "rows_of", "texts"]
+__all__ = ["RAW_SCHEMA", "TABLE_SCHEMA", "TIMESTAMP_TYPE", "messages_of", "rows_of", "texts"]
 
 TIMESTAMP_TYPE = pa.timestamp("us", "UTC")
 
@@ -34,7 +34,9 @@ RAW_SCHEMA = pa.schema(
         pa.field("raw_headers", pa.binary()),
     ]
 )
-"""Columns of the data files. The table has one more, ``day``, which is in their paths."""
+"""Columns of the data files."""
+TABLE_SCHEMA = RAW_SCHEMA.append(pa.field("day", pa.date32()))
+"""Columns of the table: the day is in the paths of the files."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)

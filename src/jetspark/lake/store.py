@@ -70,11 +70,14 @@ class FileStore(Protocol):
     def files(self, prefix: str = "", *, after: str = "") -> Iterator[StoredFile]:
         """The files in the folder ``prefix`` and the folders below it, sorted by path; those after a path only."""
 
+    def leftovers(self) -> Iterator[StoredFile]:
+        """Scratch files, which belong to running writers or were left by killed ones."""
+
     def folders(self, path: str = "") -> list[str]:
         """The names of the folders in a folder, sorted."""
 
     def delete(self, paths: Iterable[str]) -> None:
-        """Delete files; those that do not exist are ignored."""
+        """Delete files. Missing ones are ignored."""
 
 
 def open_store(uri: str, options: Mapping[str, str] | None = None) -> FileStore:
@@ -83,7 +86,7 @@ def open_store(uri: str, options: Mapping[str, str] | None = None) -> FileStore:
     Args:
         uri: A folder, ``file://…``, ``s3://bucket/…``, ``abfss://container@account.dfs.core.windows.net/…``,
             ``gs://bucket/…``.
-        options: Keys of object_store, such as ``aws_endpoint``; what is missing comes from the environment.
+        options: Keys of object_store, such as ``aws_endpoint``. The environment supplies the others.
 
     Raises:
         ConfigError: The URI or an option cannot be used.

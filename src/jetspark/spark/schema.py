@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Sequence
 from typing import Any, TypeAlias
@@ -38,6 +39,8 @@ __all__ = [
     "declared",
     "spark_of",
 ]
+
+_logger = logging.getLogger("jetspark.spark")
 
 SCHEMA = StructType(
     [
@@ -182,5 +185,9 @@ class Columns:
             case "stream_created":
                 return pa.repeat(pa.scalar(self._created, field.type), len(messages))
             case "headers" if self._has_headers:
-                return header_columns([each.raw_headers for each in messages])[0].cast(field.type)
+                maps, _ = header_columns([each.raw_headers for each in messages])
+                if maps.null_count:
+                    # The server stores any header block; a publisher's mistake must not end queries.
+                    _logger.warning("stream %s: %d header blocks cannot be decoded: null", stream, maps.null_count)
+                return maps.cast(field.type)
         return pa.nulls(len(messages), field.type)
