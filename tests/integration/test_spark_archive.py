@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 from support.archive_ranges import archive_stream, compact_archive
 from support.names import new_name
+from support.object_stores import s3_server
 
 from jetspark import StreamConfig
 from jetspark.blocking import JetStream, Stream
@@ -131,6 +132,33 @@ def test_an_archive_that_begins_behind_the_stream_is_read_where_it_is(
     with pytest.raises(DataLoss) as caught:
         read(server, stream.name, lake, startingOffsets=10)
     assert (caught.value.wanted, caught.value.first) == (10, 31)
+
+
+@pytest.mark.parametrize("format", ["delta", "parquet"])
+def test_an_archive_in_an_object_store_is_read_with_its_options(
+    server: NatsServer, js: JetStream, stream: Stream, format: str
+) -> None:
+    before = read(server, stream.name, None)
+    with s3_server() as s3:
+        lake = "s3://lake/archive"
+        archive_stream(js, lake, stream.name, until=61, files=2, format=format, options=s3.options)
+        stream.purge(up_to_sequence=60)
+        given = {"archive": lake, "archiveOptions": json.dumps(s3.options)}
+        reader = source.batch_reader(options(server, stream.name, None, **given, minPartitions=3), SCHEMA)
+        planned = reader.partitions()
+        failed = s3.failing_once("GET", ".parquet", "503 before")
+        assert rows(reader, planned) == before
+        assert failed
+        for shown in (repr(reader._options), repr(planned[0].value)):  # type: ignore[attr-defined]
+            assert s3.options["aws_secret_access_key"] not in shown
+
+
+def test_options_of_a_store_need_an_archive_and_are_not_shown(server: NatsServer, stream: Stream) -> None:
+    with pytest.raises(ConfigError, match="archiveOptions: expected together with archive"):
+        read(server, stream.name, None, archiveOptions='{"aws_secret_access_key": "s3cr3t"}')
+    with pytest.raises(ConfigError, match=r"archiveOptions=\.\.\.: expected JSON such as") as caught:
+        read(server, stream.name, None, archiveOptions="aws_secret_access_key=s3cr3t")
+    assert "s3cr3t" not in str(caught.value)
 
 
 # ---- what is missing -------------------------------------------------------------------------------------------------

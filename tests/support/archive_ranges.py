@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,11 +26,12 @@ def archive_stream(
     files: int = 1,
     lost: Sequence[range] = (),
     format: str | None = None,
+    options: Mapping[str, str] | None = None,
 ) -> int:
     """Archive what a stream has behind its archive, up to ``until``, exclusive; returns the archive's next sequence."""
     head = head_of(js.stream(stream).info())
     identity = StreamIdentity(stream, head.created)
-    table = open_table(str(root), identity, format=format)
+    table = open_table(str(root), identity, format=format, options=options)
     base = table.open_for_writing(head.first, epoch=1)
     start, end = base.position.next, head.next if until is None else until
     size = max(1, -(-(end - start) // files))

@@ -36,7 +36,8 @@ class JetStreamFormat(DataSource):
         return "jetstream"
 
     def schema(self) -> StructType:
-        return columns.SCHEMA
+        found: StructType = columns.declared(columns.SCHEMA)
+        return found
 
     def reader(self, schema: StructType) -> DataSourceReader:
         from jetspark.spark.stream import source
@@ -67,7 +68,8 @@ class KVFormat(DataSource):
         return "jetstream_kv"
 
     def schema(self) -> StructType:
-        return columns.KV_SCHEMA
+        found: StructType = columns.declared(columns.KV_SCHEMA)
+        return found
 
     def reader(self, schema: StructType) -> DataSourceReader:
         from jetspark.spark.kv import reading

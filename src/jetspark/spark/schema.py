@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import pyarrow as pa
-from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -27,7 +28,17 @@ from jetspark.lake.header_columns import header_columns
 from jetspark.lake.reply_subjects import stream_offsets
 from jetspark.lake.rows import RAW_SCHEMA, texts
 
-__all__ = ["KV_SCHEMA", "PROJECTION_SCHEMA", "SCHEMA", "Columns", "check_schema"]
+__all__ = [
+    "KV_SCHEMA",
+    "PROJECTION_SCHEMA",
+    "SCHEMA",
+    "AnySchema",
+    "Columns",
+    "arrow_of",
+    "check_schema",
+    "declared",
+    "spark_of",
+]
 
 _logger = logging.getLogger("jetspark.spark")
 
@@ -67,14 +78,33 @@ PROJECTION_SCHEMA = StructType(
 """Columns of an application's events, routed to the keys of its projections."""
 
 
-def check_schema(schema: StructType) -> StructType:
+AnySchema: TypeAlias = "StructType | pa.Schema"
+"""A schema of Spark; or of Arrow, as Sail gives it to readers, whose rows must have exactly its types."""
+
+
+def declared(schema: StructType) -> Any:
+    """A schema as the engine takes it from a format. Sail cannot convert the times of Spark's, and takes Arrow's."""
+    return to_arrow_schema(schema, timezone="UTC") if "pysail" in sys.modules else schema
+
+
+def arrow_of(schema: AnySchema) -> pa.Schema:
+    """The types of record batches, just as Spark or Sail compares them."""
+    return schema if isinstance(schema, pa.Schema) else to_arrow_schema(schema, timezone="UTC")
+
+
+def spark_of(schema: AnySchema) -> StructType:
+    """The same schema in Spark's types."""
+    return from_arrow_schema(schema) if isinstance(schema, pa.Schema) else schema
+
+
+def check_schema(schema: AnySchema) -> AnySchema:
     """Check a user's schema: some of the columns of a stream, in any order.
 
     Raises:
         ConfigError: A column does not exist, or has another type.
     """
     known = {column.name: column.dataType for column in SCHEMA}
-    for column in schema:
+    for column in spark_of(schema):
         if column.name not in known:
             raise ConfigError(f"column {column.name!r}: a stream has {', '.join(known)}")
         if column.dataType.simpleString() != known[column.name].simpleString():
@@ -88,12 +118,12 @@ def check_schema(schema: StructType) -> StructType:
 class Columns:
     """Makes record batches of a schema."""
 
-    def __init__(self, schema: StructType, *, has_headers: bool, created: str) -> None:
+    def __init__(self, schema: AnySchema, *, has_headers: bool, created: str) -> None:
         """``created``: the stream's creation time, in the form of :class:`~jetspark.state.scan.Head`."""
         self.names = tuple(schema.names)
         self._created = parse_time(created) if created else None
         self._has_headers = has_headers
-        self.arrow_schema: pa.Schema = to_arrow_schema(schema, timezone="UTC")
+        self.arrow_schema = arrow_of(schema)
         # Headers count as contents: without its data a message has an additional header with the size.
         self.needs_contents = "data" in self.names or (has_headers and "headers" in self.names)
 
@@ -159,5 +189,5 @@ class Columns:
                 if maps.null_count:
                     # The server stores any header block; a publisher's mistake must not end queries.
                     _logger.warning("stream %s: %d header blocks cannot be decoded: null", stream, maps.null_count)
-                return maps
+                return maps.cast(field.type)
         return pa.nulls(len(messages), field.type)

@@ -18,8 +18,6 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
-from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import StructType
 
 from jetspark.blocking import JetStream
 from jetspark.blocking.steps import ProcedureRunner
@@ -32,6 +30,7 @@ from jetspark.spark.kv.rows import ChangeColumns, TableRows
 from jetspark.spark.offsets import Limits, Offset, Sizes, StreamPosition
 from jetspark.spark.options import read_options
 from jetspark.spark.schema import KV_SCHEMA as SCHEMA
+from jetspark.spark.schema import AnySchema, arrow_of, spark_of
 from jetspark.spark.stream.reading import RangeReader
 from jetspark.spark.stream_follower import Follower
 from jetspark.spark.tasks import shortly
@@ -50,7 +49,7 @@ MAX_NAMED = 20
 _logger = logging.getLogger("jetspark.spark")
 
 
-def batch_reader(options: Mapping[str, str], schema: StructType) -> DataSourceReader:
+def batch_reader(options: Mapping[str, str], schema: AnySchema) -> DataSourceReader:
     """For ``spark.read``.
 
     Raises:
@@ -95,7 +94,7 @@ class Changes(InputPartition):
 class TableReader(DataSourceReader):
     """A table at one moment, or every revision up to one. Spark pickles it: plain data only."""
 
-    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+    def __init__(self, options: ReadOptions, schema: AnySchema) -> None:
         self._options, self._schema = options, schema
 
     def partitions(self) -> list[InputPartition]:
@@ -140,7 +139,7 @@ class TableReader(DataSourceReader):
             return  # Spark's way to say that there are none
         bucket = options.open(options.keys)
         bucket.check_is(partition.created)
-        rows = TableRows(bucket.prefix, _arrow(self._schema), with_deletes=options.with_deletes)
+        rows = TableRows(bucket.prefix, arrow_of(self._schema), with_deletes=options.with_deletes)
         runner, patience_s = runner_for(options.connecting()), options.patience_s
         with seldom_collecting():
             match partition:
@@ -183,10 +182,10 @@ def _default_partitions(revisions: int) -> int:
     return min(MAX_PARTITIONS, 1 + revisions // REVISIONS_PER_PARTITION)
 
 
-def _checked(schema: StructType) -> StructType:
+def _checked(schema: AnySchema) -> AnySchema:
     """A schema that has some of the table's columns, in any order."""
     known = {each.name: each.dataType for each in SCHEMA.fields}
-    for each in schema.fields:
+    for each in spark_of(schema).fields:
         if each.name not in known:
             raise ConfigError(f"{FORMAT}: column {each.name!r}: expected some of {', '.join(known)}")
         if each.dataType != known[each.name]:
@@ -197,11 +196,6 @@ def _checked(schema: StructType) -> StructType:
     return schema
 
 
-def _arrow(schema: StructType) -> pa.Schema:
-    """Just what Spark compares batches with."""
-    return to_arrow_schema(schema, timezone="UTC")
-
-
 def _some(keys: Sequence[str]) -> str:
     shown = ", ".join(map(repr, keys[:MAX_NAMED]))
     return shown if len(keys) <= MAX_NAMED else f"{shown} and {len(keys) - MAX_NAMED} more"
@@ -210,7 +204,7 @@ def _some(keys: Sequence[str]) -> str:
 # ---- streams of changes ----------------------------------------------------------------------------------------------
 
 
-def stream_reader(options: Mapping[str, str], schema: StructType) -> DataSourceStreamReader:
+def stream_reader(options: Mapping[str, str], schema: AnySchema) -> DataSourceStreamReader:
     """For ``spark.readStream``.
 
     Raises:
@@ -222,7 +216,7 @@ def stream_reader(options: Mapping[str, str], schema: StructType) -> DataSourceS
 class ChangeReader(Follower):
     """Changes in the order of their revisions. Spark pickles it: plain data only."""
 
-    def __init__(self, options: StreamOptions, schema: StructType) -> None:
+    def __init__(self, options: StreamOptions, schema: AnySchema) -> None:
         super().__init__(
             options.connecting(),
             filters=options.keys,
@@ -248,7 +242,7 @@ class ChangeReader(Follower):
         if not isinstance(partition, Changes):
             return  # Spark's way to say that there are none
         options = self._options
-        columns = ChangeColumns(partition.prefix, _arrow(self._schema), with_deletes=options.include_deletes)
+        columns = ChangeColumns(partition.prefix, arrow_of(self._schema), with_deletes=options.include_deletes)
         with seldom_collecting():
             batches = RangeReader(options.for_ranges(), partition.part, columns).batches()
             yield from (batch for batch in batches if batch.num_rows)

@@ -14,7 +14,6 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
-from pyspark.sql.types import StructType
 
 from jetspark.blocking import JetStream
 from jetspark.core.gc_tuning import seldom_collecting
@@ -23,7 +22,7 @@ from jetspark.lake.hybrid import Archives, HybridHead
 from jetspark.spark.connections import patiently
 from jetspark.spark.offsets import Limits, Offset, StreamPosition, admit, plan, position_of
 from jetspark.spark.options import read_options
-from jetspark.spark.schema import SCHEMA, Columns, check_schema
+from jetspark.spark.schema import SCHEMA, AnySchema, Columns, check_schema
 from jetspark.spark.stream.heads import (
     check_readable,
     check_time_has_come,
@@ -52,7 +51,7 @@ MAX_ASKED = 10
 ARCHIVE_REQUESTS = 10
 
 
-def batch_reader(options: Mapping[str, str], schema: StructType) -> DataSourceReader:
+def batch_reader(options: Mapping[str, str], schema: AnySchema) -> DataSourceReader:
     """For ``spark.read``.
 
     Raises:
@@ -62,7 +61,7 @@ def batch_reader(options: Mapping[str, str], schema: StructType) -> DataSourceRe
     return BatchReader(read, check_schema(schema))
 
 
-def stream_reader(options: Mapping[str, str], schema: StructType) -> DataSourceStreamReader:
+def stream_reader(options: Mapping[str, str], schema: AnySchema) -> DataSourceStreamReader:
     """For ``spark.readStream``.
 
     Raises:
@@ -109,7 +108,7 @@ class RangePartition(InputPartition):
 
 
 @shortly
-def _read(options: SourceOptions, schema: StructType, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+def _read(options: SourceOptions, schema: AnySchema, partition: InputPartition) -> Iterator[pa.RecordBatch]:
     part = partition.value
     if part is None:  # what Spark makes of a plan without partitions
         return
@@ -126,7 +125,7 @@ class BatchReader(DataSourceReader):
     ``df.where(...)`` counted the filtered rows. Options select the same rows correctly.
     """
 
-    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+    def __init__(self, options: SourceOptions, schema: AnySchema) -> None:
         self._options, self._schema = options, schema
 
     def partitions(self) -> Sequence[InputPartition]:
@@ -157,7 +156,7 @@ class BatchReader(DataSourceReader):
 class StreamReader(Follower):
     """Reads on and on, in batches that are each a function of their two offsets."""
 
-    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+    def __init__(self, options: SourceOptions, schema: AnySchema) -> None:
         super().__init__(
             options,
             filters=options.wanted_subjects,
