@@ -96,7 +96,7 @@ def trim_archive(
     *,
     on_progress: OnProgress | None = None,
 ) -> Trim:
-    """Remove the archived messages of a stream that are before the first one that it needs.
+    """Remove the archived messages of a stream, up to the first message that the stream needs.
 
     Nothing is removed if the archive is not complete, or differs from the stream: see ``is_verified`` of the result.
 
