@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import logging
 import os
 import random
 import signal
@@ -58,8 +59,9 @@ COMPACT_EVERY = 20
 PATIENCE_S = 300.0
 
 WRITER = """
-import json, logging, signal, sys
+import json, logging, sys, time
 from jetspark.blocking import connect
+from jetspark.errors import NoServersAvailable
 from jetspark.lake import ArchiveOptions, archive_streams
 
 logging.basicConfig(level=logging.INFO, format="%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s")
@@ -70,7 +72,13 @@ if kind == "spark":
     from jetspark.spark.lake import archiving
     archiving.TASK_SEQUENCES = 5_000
     engine = SparkArchiver(session("fire", cores=2), tasks=4, servers=url)
-with connect(url) as client:
+for attempt in range(600):
+    try:
+        client = connect(url)
+        break
+    except NoServersAvailable:  # it is being restarted
+        time.sleep(0.1)
+with client:
     archive_streams(client.jetstream(timeout=5.0), [stream], ArchiveOptions(**options), engine=engine)
 """
 
@@ -287,6 +295,7 @@ def main() -> int:
     parser.add_argument("--without-spark", action="store_true")
     given = parser.parse_args()
     print(f"seed {given.seed}", flush=True)
+    logging.getLogger("jetspark").setLevel(logging.ERROR)  # the server is away now and then
     with tempfile.TemporaryDirectory(prefix="fire-") as folder, s3_server() as s3, NatsServer() as server:
         fire = Fire(server, s3, Path(folder), random.Random(given.seed))
         try:

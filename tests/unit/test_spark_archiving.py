@@ -13,7 +13,7 @@ pytest.importorskip("pyspark")
 
 from jetspark.errors import DataLoss, RequestTimeout
 from jetspark.lake.position import DataFile, StreamIdentity
-from jetspark.lake.range_writing import StreamPart, WriteLimits, WrittenPart
+from jetspark.lake.range_writing import ArchiveOptions, StreamPart, WrittenPart
 from jetspark.spark.lake.archiving import TASK_SEQUENCES, Result, _joined, _parts
 from jetspark.state.scan import Head
 
@@ -92,7 +92,7 @@ def test_a_loss_ends_the_part_before_it_and_is_raised_where_nothing_is_before_it
 
 
 def test_a_range_is_parted_among_tasks_and_none_gets_more_than_a_file() -> None:
-    limits = WriteLimits(max_rows=100_000, max_bytes=10_000_000, patience_s=1.0)
+    limits = ArchiveOptions(to="lake", max_rows=100_000, max_bytes=10_000_000)
     head = Head("ORDERS", IDENTITY.created, 1, 10**6, bytes_per_sequence=200.0)
     whole = StreamPart(identity=IDENTITY, begin=1, start=11, end=10**6, lost=(range(3, 5),))
     found = _parts(whole, limits, head, 4)

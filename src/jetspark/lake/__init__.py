@@ -2,9 +2,10 @@
 
 from jetspark.lake import _extra as _extra
 from jetspark.lake.archive import ArchiveTable, find_tables, open_table
-from jetspark.lake.archiver import ArchiveCommit, ArchiveOptions, archive_streams
+from jetspark.lake.archiver import ArchiveCommit, archive_streams
 from jetspark.lake.compaction import Compaction, CompactOptions, compact_archive
 from jetspark.lake.position import ArchivePosition, DataFile, Snapshot, StreamIdentity
+from jetspark.lake.range_writing import ArchiveOptions
 from jetspark.lake.restoring import Restoration, RestoreOptions, restore_archive
 from jetspark.lake.trimming import Trim, TrimOptions, trim_archive
 from jetspark.lake.verification import ArchiveVerification, ArchiveVerifyOptions, FileFault, verify_archive

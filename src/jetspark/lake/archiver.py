@@ -15,17 +15,16 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple, Protocol
+from dataclasses import replace
+from typing import NamedTuple, Protocol
 
 from jetspark.blocking import JetStream
 from jetspark.blocking.steps import ProcedureRunner
 from jetspark.core.backoff import Backoff
 from jetspark.errors import (
     ArchiveMoved,
-    ConfigError,
     JetSparkError,
     MessageNotFound,
     RequestTimeout,
@@ -37,7 +36,7 @@ from jetspark.jetstream.config import StreamConfig
 from jetspark.lake.archive import ArchiveTable, open_table
 from jetspark.lake.lease import WriterLease
 from jetspark.lake.position import DataFile, Snapshot, StreamIdentity
-from jetspark.lake.range_writing import OnLoss, StreamPart, WriteLimits, WrittenPart, front, write_range
+from jetspark.lake.range_writing import ArchiveOptions, StreamPart, WrittenPart, front, write_range
 from jetspark.lake.store import require_conditional_writes
 from jetspark.state.patience import Attempts
 from jetspark.state.scan import Head
@@ -45,7 +44,6 @@ from jetspark.state.scan import Head
 __all__ = [
     "ArchiveCommit",
     "ArchiveEngine",
-    "ArchiveOptions",
     "LocalArchiver",
     "archive_streams",
 ]
@@ -59,48 +57,6 @@ PAUSE = Backoff(first_s=0.1, max_s=5.0)
 COMMITS_WITHIN_LIMITS = 4
 MAX_REPEATS = 20
 """Commits on top of compactions, one after the other."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ArchiveOptions:
-    """Options of :func:`archive_streams`."""
-
-    to: str
-    """The root of the archive: a folder, or a URI such as ``s3://bucket/folder``."""
-    format: Literal["delta", "parquet", "iceberg"] | None = None
-    """The format of new tables, by default ``delta``; existing tables keep theirs."""
-    storage_options: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Options of the object store, such as ``aws_endpoint``. The environment supplies the others."""
-    every_s: float = 60.0
-    """Longest time that a message waits for its commit. Shorter for a stream that keeps messages for less than four
-    times as long."""
-    max_rows: int = 1_000_000
-    """Rows of a file, about; a commit is made when a file is full."""
-    max_bytes: int = 128 << 20
-    """Bytes of a file's rows before compression, about."""
-    on_loss: OnLoss = "fail"
-    """``record`` continues after messages that the stream's limits removed before they were archived, and lists them
-    in the table as lost. By default that is an error."""
-    patience_s: float = 60.0
-    """How long the server or the store may be away."""
-    lease_s: float | None = 30.0
-    """Seconds after which another writer takes over from a dead one. None for no lease: writers then compete, which is
-    wasteful and never wrong."""
-
-    def __post_init__(self) -> None:
-        for name, low in (("every_s", 0.0), ("max_rows", 1), ("max_bytes", 1), ("patience_s", 0.0)):
-            if (value := getattr(self, name)) < low:
-                raise ConfigError(f"{name}={value}: expected {low:g} or more")
-        if self.lease_s is not None and self.lease_s < 1:
-            raise ConfigError(f"lease_s={self.lease_s}: expected 1 second or more, or None")
-        if self.on_loss not in ("fail", "record"):
-            raise ConfigError(f"on_loss={self.on_loss!r}: expected fail or record")
-
-    @property
-    def limits(self) -> WriteLimits:
-        return WriteLimits(
-            max_rows=self.max_rows, max_bytes=self.max_bytes, patience_s=self.patience_s, on_loss=self.on_loss
-        )
 
 
 class ArchiveCommit(NamedTuple):
@@ -117,7 +73,12 @@ class ArchiveEngine(Protocol):
     """Writes a part of a stream as files: in this process, or in the tasks of Spark."""
 
     def write(
-        self, table: ArchiveTable, part: StreamPart, limits: WriteLimits, head: Head, on_piece: Callable[[int], bool]
+        self,
+        table: ArchiveTable,
+        part: StreamPart,
+        options: ArchiveOptions,
+        head: Head,
+        on_piece: Callable[[int], bool],
     ) -> WrittenPart:
         """As :func:`~jetspark.lake.range_writing.write_range`; may end before the part does."""
 
@@ -129,9 +90,14 @@ class LocalArchiver:
         self._runner = ProcedureRunner(js)
 
     def write(
-        self, table: ArchiveTable, part: StreamPart, limits: WriteLimits, head: Head, on_piece: Callable[[int], bool]
+        self,
+        table: ArchiveTable,
+        part: StreamPart,
+        options: ArchiveOptions,
+        head: Head,
+        on_piece: Callable[[int], bool],
     ) -> WrittenPart:
-        return write_range(self._runner, table.store, part, limits, is_cut=True, on_piece=on_piece)
+        return write_range(self._runner, table.store, part, options, is_cut=True, on_piece=on_piece)
 
 
 def archive_streams(
@@ -342,15 +308,15 @@ class _Archiver:
             anchor=self._anchor,
             is_first=base is None,
         )
-        limits = self._options.limits
+        options = self._options
         if base is None:
             # The table is created for sequences from the first row on, and before there are files, by which a table is
             # known that has lost its log. The rest is for the engine.
             written = write_range(
-                self._runner, table.store, part, limits, on_piece=self._on_first_piece, on_begin=self._create
+                self._runner, table.store, part, options, on_piece=self._on_first_piece, on_begin=self._create
             )
         else:
-            written = self._engine.write(table, part, limits, head, self._on_piece)
+            written = self._engine.write(table, part, options, head, self._on_piece)
         self._waiting_since = None
         if written.files:
             self._pending = written

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import groupby
 from typing import Any
 
@@ -22,7 +22,7 @@ from jetspark.lake.archive import ArchiveTable
 from jetspark.lake.coverage import union
 from jetspark.lake.parquet_files import FILE_BYTES, DataFileWriter, read_footer, read_rows
 from jetspark.lake.position import DataFile, coverage_of
-from jetspark.lake.verification import OnProgress, RowCursor, differing, rows_between
+from jetspark.lake.verification import OnProgress, RowCursor, differing, last_commit, rows_between
 
 __all__ = ["CompactOptions", "Compaction", "compact_archive", "plan"]
 
@@ -59,7 +59,7 @@ class Compaction:
     """The result of a compaction, or with ``dry_run`` its plan."""
 
     uri: str
-    is_dry_run: bool
+    dry_run: bool
     merged: int = 0
     """Files that were replaced."""
     into: int = 0
@@ -70,22 +70,14 @@ class Compaction:
     """Files that were in no commit, or in an old one only."""
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "uri": self.uri,
-            "dry_run": self.is_dry_run,
-            "merged": self.merged,
-            "into": self.into,
-            "bytes_before": self.bytes_before,
-            "bytes_after": self.bytes_after,
-            "removed": self.removed,
-        }
+        return asdict(self)
 
     def __str__(self) -> str:
-        would = "would be " if self.is_dry_run else ""
+        would = "would be " if self.dry_run else ""
         if not self.merged:
             merged = "nothing to merge"
         else:
-            sizes = f"{self.bytes_before} bytes" + ("" if self.is_dry_run else f", now {self.bytes_after}")
+            sizes = f"{self.bytes_before} bytes" + ("" if self.dry_run else f", now {self.bytes_after}")
             merged = f"{self.merged} files {would}merged into {self.into} ({sizes})"
         return f"{self.uri}: {merged}; {len(self.removed)} files that are not in the table {would}removed"
 
@@ -106,10 +98,8 @@ def compact_archive(
         ArchiveMoved: Other commits were faster, twenty times.
     """
     options = options or CompactOptions()
-    snapshot = table.snapshot()
-    if snapshot is None:
-        raise ConfigError(f"archive {table.uri} does not exist: `jetspark archive run` creates it")
-    done = Compaction(uri=table.uri, is_dry_run=options.dry_run)
+    snapshot = last_commit(table)
+    done = Compaction(uri=table.uri, dry_run=options.dry_run)
     groups = plan(snapshot.files, options.file_bytes)
     for group in groups:
         if not options.dry_run:
@@ -143,8 +133,7 @@ def _replace(table: ArchiveTable, group: Sequence[DataFile]) -> int:
     """Replace files by one; returns its size."""
     merged = _merge(table, group)
     for _ in range(MAX_REPEATS):
-        base = table.snapshot()
-        assert base is not None
+        base = last_commit(table)
         if merged in base.files:
             break  # by a commit whose outcome was unknown
         if not set(group) <= set(base.files):
@@ -200,8 +189,7 @@ def _difference(
 
 def _unused(table: ArchiveTable, age_s: float) -> list[str]:
     """Files that no commit has, or only commits that are older than this."""
-    snapshot = table.snapshot()
-    assert snapshot is not None
+    snapshot = last_commit(table)
     listed = {each.path: each for each in table.store.files()}
     newest = time.time() - age_s
     in_table, begins = {each.path for each in snapshot.files}, [each.begin for each in snapshot.files]

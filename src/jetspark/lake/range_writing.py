@@ -8,15 +8,15 @@ before the beginning may be lost, and one after it was deleted by itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import pyarrow.compute as pc
 
 from jetspark.blocking.steps import ProcedureRunner
-from jetspark.errors import DataLoss, StreamRecreated
+from jetspark.errors import ConfigError, DataLoss, StreamRecreated
 from jetspark.jetstream.config import StreamConfig
 from jetspark.lake.coverage import common, missing_in, runs
 from jetspark.lake.parquet_files import DataFileWriter
@@ -28,9 +28,7 @@ from jetspark.state.losses import front_of, removes_by_limits
 from jetspark.state.patience import Persistence
 from jetspark.state.scan import Head, Range, RangeScan
 
-__all__ = ["LOSS_REMEDY", "OnLoss", "StreamPart", "WriteLimits", "WrittenPart", "front", "write_range"]
-
-OnLoss = Literal["fail", "record"]
+__all__ = ["ArchiveOptions", "StreamPart", "WrittenPart", "front", "write_range"]
 
 LOSS_REMEDY = (
     "they can no longer be archived. To continue after them, archive with --on-loss record (on_loss='record'), which "
@@ -39,13 +37,39 @@ LOSS_REMEDY = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WriteLimits:
-    """Limits of files, and how long to wait for the server."""
+class ArchiveOptions:
+    """Options of :func:`~jetspark.lake.archive_streams`."""
 
-    max_rows: int
-    max_bytes: int
-    patience_s: float
-    on_loss: OnLoss = "fail"
+    to: str
+    """The root of the archive: a folder, or a URI such as ``s3://bucket/folder``."""
+    format: Literal["delta", "parquet", "iceberg"] | None = None
+    """The format of new tables, by default ``delta``; existing tables keep theirs."""
+    storage_options: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Options of the object store, such as ``aws_endpoint``. The environment supplies the others."""
+    every_s: float = 60.0
+    """Longest time that a message waits for its commit. Shorter for a stream that keeps messages for less than four
+    times as long."""
+    max_rows: int = 1_000_000
+    """Rows of a file, about; a commit is made when a file is full."""
+    max_bytes: int = 128 << 20
+    """Bytes of a file's rows before compression, about."""
+    on_loss: Literal["fail", "record"] = "fail"
+    """``record`` continues after messages that the stream's limits removed before they were archived, and lists them
+    in the table as lost. By default that is an error."""
+    patience_s: float = 60.0
+    """How long the server or the store may be away."""
+    lease_s: float | None = 30.0
+    """Seconds after which another writer takes over from a dead one. None for no lease: writers then compete, which is
+    wasteful and never wrong."""
+
+    def __post_init__(self) -> None:
+        for name, low in (("every_s", 0.0), ("max_rows", 1), ("max_bytes", 1), ("patience_s", 0.0)):
+            if (value := getattr(self, name)) < low:
+                raise ConfigError(f"{name}={value}: expected {low:g} or more")
+        if self.lease_s is not None and self.lease_s < 1:
+            raise ConfigError(f"lease_s={self.lease_s}: expected 1 second or more, or None")
+        if self.on_loss not in ("fail", "record"):
+            raise ConfigError(f"on_loss={self.on_loss!r}: expected fail or record")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +121,7 @@ def write_range(
     runner: ProcedureRunner,
     store: FileStore,
     part: StreamPart,
-    limits: WriteLimits,
+    options: ArchiveOptions,
     *,
     is_cut: bool = False,
     on_piece: Callable[[int], bool] | None = None,
@@ -114,14 +138,14 @@ def write_range(
     Raises:
         DataLoss: Messages at the beginning of the part are lost. A loss further on ends the part before it.
         StreamRecreated: The stream is not the one of the part.
-        RequestTimeout: The server did not answer for the patience of the limits.
+        RequestTimeout: The server did not answer for the patience of the options.
         StoreUnavailable, StoreRefused: A file could not be written.
     """
     identity = part.identity
     # Losses are told from deletions here, because the files list them.
     scope = Range(identity.stream, identity.created, part.start, part.end, is_earliest=True)
-    scan = RangeScan(scope, timeout_s=limits.patience_s)
-    with _PartWriter(runner, store, part, limits, on_begin) as writing, closing(runner.pieces(scan)) as pieces:
+    scan = RangeScan(scope, timeout_s=options.patience_s)
+    with _PartWriter(runner, store, part, options, on_begin) as writing, closing(runner.pieces(scan)) as pieces:
         for messages in pieces:
             is_over = writing.add(messages)
             is_over |= on_piece is not None and on_piece(writing.next)
@@ -138,10 +162,10 @@ class _PartWriter:
         runner: ProcedureRunner,
         store: FileStore,
         part: StreamPart,
-        limits: WriteLimits,
+        options: ArchiveOptions,
         on_begin: Callable[[int], None] | None,
     ) -> None:
-        self._runner, self._store, self._part, self._limits = runner, store, part, limits
+        self._runner, self._store, self._part, self._options = runner, store, part, options
         self._on_begin = on_begin
         self.next = part.start
         """The first sequence that was not read yet."""
@@ -158,8 +182,8 @@ class _PartWriter:
 
     @property
     def is_full(self) -> bool:
-        writer, limits = self._writer, self._limits
-        return writer is not None and (writer.rows >= limits.max_rows or writer.size_bytes >= limits.max_bytes)
+        writer, options = self._writer, self._options
+        return writer is not None and (writer.rows >= options.max_rows or writer.size_bytes >= options.max_bytes)
 
     def add(self, messages: list[Any]) -> bool:
         """Add rows. True if the part has to end here, because messages behind them are lost."""
@@ -176,7 +200,7 @@ class _PartWriter:
             if self._writer is None:
                 if self._on_begin is not None:
                     self._on_begin(self._begin)
-                self._writer = DataFileWriter(self._store, identity, self._begin, file_bytes=self._limits.max_bytes)
+                self._writer = DataFileWriter(self._store, identity, self._begin, file_bytes=self._options.max_bytes)
                 lost = [*self._part.lost, *lost]
             self._writer.write(rows, lost=lost)
             self._anchor = rows.column("sequence")[-1].as_py()
@@ -202,12 +226,12 @@ class _PartWriter:
         absent = missing_in(self.next, end, present)
         if not absent:
             return end, []
-        identity, limits = self._part.identity, self._limits
-        head, _ = self._runner.run(front(identity.stream, self._anchor, limits.patience_s))
+        identity, options = self._part.identity, self._options
+        head, _ = self._runner.run(front(identity.stream, self._anchor, options.patience_s))
         if head.created != identity.created:
             raise StreamRecreated(identity.stream, identity.created, head.created)
         lost = common(absent, [range(self.next, head.whole_from)])
-        if not lost or limits.on_loss == "record":
+        if not lost or options.on_loss == "record":
             return end, lost
         if self._writer is None and not (present and present[0].start < lost[0].start):
             first = lost[0].stop if lost[0].stop < end else head.whole_from

@@ -15,7 +15,7 @@ import base64
 import logging
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -31,7 +31,7 @@ from jetspark.jetstream.wire import parse_time, time_from_ns
 from jetspark.lake.archive import ArchiveTable
 from jetspark.lake.position import StreamIdentity
 from jetspark.lake.rows import messages_of
-from jetspark.lake.verification import OnProgress, rows_between
+from jetspark.lake.verification import OnProgress, last_commit, rows_between
 from jetspark.state.patience import Attempts
 
 __all__ = ["RESTORED", "Restoration", "RestoreOptions", "restore_archive"]
@@ -74,9 +74,10 @@ class RestoreOptions:
 class Restoration:
     """The result of a restore, or with ``dry_run`` its plan."""
 
-    identity: StreamIdentity
+    stream: str
+    created: str
     into: str
-    is_dry_run: bool
+    dry_run: bool
     start: int
     """The first sequence; after an interruption, the one to continue with."""
     end: int
@@ -84,22 +85,14 @@ class Restoration:
     """Messages published by this call, or to be published."""
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "stream": self.identity.stream,
-            "created": self.identity.created,
-            "into": self.into,
-            "dry_run": self.is_dry_run,
-            "start": self.start,
-            "end": self.end,
-            "restored": self.restored,
-        }
+        return asdict(self)
 
     def __str__(self) -> str:
         if self.start >= self.end:
             return f"stream {self.into}: everything is there already"
-        what = "would be restored" if self.is_dry_run else "restored"
+        what = "would be restored" if self.dry_run else "restored"
         return (
-            f"{self.restored} messages of stream {self.identity.stream}, sequences {self.start}-{self.end - 1}, {what} "
+            f"{self.restored} messages of stream {self.stream}, sequences {self.start}-{self.end - 1}, {what} "
             f"into stream {self.into}"
         )
 
@@ -118,21 +111,26 @@ def restore_archive(
         ArchiveDamaged: A file is missing or cannot be read.
         RequestTimeout: The server was away for a minute.
     """
-    snapshot = table.snapshot()
-    if snapshot is None:
-        raise ConfigError(f"archive {table.uri} does not exist: `jetspark archive run` creates it")
+    snapshot = last_commit(table)
     position, files = snapshot.position, snapshot.files
     target = _Target(js, table.identity, options)
     start = max(position.first, options.start or 0, target.next)
     end = max(start, min(position.next, options.end or position.next))
-    done = Restoration(identity=table.identity, into=options.into, is_dry_run=options.dry_run, start=start, end=end)
+    done = Restoration(
+        stream=position.identity.stream,
+        created=position.identity.created,
+        into=options.into,
+        dry_run=options.dry_run,
+        start=start,
+        end=end,
+    )
     if options.dry_run:
         done.restored = sum(rows.num_rows for rows in rows_between(table, files, start, end))
         return done
     before, attempts = target.last, Attempts(PATIENCE_S, PAUSE)
-    attempts.progress(time.monotonic())
     while True:
         try:
+            target.look()
             for batch in _batches(rows_between(table, files, max(start, target.next), end)):
                 target.store(batch)
                 attempts.progress(time.monotonic())
@@ -142,22 +140,11 @@ def restore_archive(
             return done
         except JetSparkError as error:
             # The outcome of a batch is unknown, or another process restores as well. The target shows which.
-            if not (error.may_pass or isinstance(error, WrongLastSequence)):
-                raise
-            reason = error
-        while True:
             wait_s = attempts.wait_s(time.monotonic())
-            if wait_s is None:
-                raise reason
-            _logger.info("restoring into stream %s: %s; trying again", options.into, reason)
-            time.sleep(wait_s)
-            try:
-                target.look()
-                break
-            except JetSparkError as error:
-                if not error.may_pass:
-                    raise
-                reason = error
+            if wait_s is None or not (error.may_pass or isinstance(error, WrongLastSequence)):
+                raise
+            _logger.info("restoring into stream %s: %s; trying again", options.into, error)
+        time.sleep(wait_s)
 
 
 def _batches(batches: Iterator[pa.RecordBatch]) -> Iterator[list[StoredMessage]]:

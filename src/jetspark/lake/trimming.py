@@ -8,7 +8,7 @@ needs: a message without its acknowledgement by a consumer, a pending timer, or 
 from __future__ import annotations
 
 import datetime
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import pyarrow as pa
@@ -20,7 +20,13 @@ from jetspark.errors import ConfigError, StreamRecreated
 from jetspark.jetstream.config import StreamConfig
 from jetspark.lake.archive import ArchiveTable
 from jetspark.lake.position import StreamIdentity
-from jetspark.lake.verification import ArchiveVerification, ArchiveVerifyOptions, OnProgress, verify_archive
+from jetspark.lake.verification import (
+    ArchiveVerification,
+    ArchiveVerifyOptions,
+    OnProgress,
+    last_commit,
+    verify_archive,
+)
 from jetspark.publish.steps import Connect, Procedure
 from jetspark.state.losses import NO_LIMIT_PER_SUBJECT, holds_passing_messages
 from jetspark.state.scan import Head, head_of, sequence_at
@@ -52,7 +58,7 @@ class Trim:
     """The result of a trim, or with ``dry_run`` its plan."""
 
     stream: str
-    is_dry_run: bool
+    dry_run: bool
     first: int
     """The stream's first sequence before the trim."""
     limit: int
@@ -70,23 +76,16 @@ class Trim:
         return self.verification is None or self.verification.is_complete
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "stream": self.stream,
-            "dry_run": self.is_dry_run,
-            "first": self.first,
-            "limit": self.limit,
-            "reason": self.reason,
-            "verified": self.is_verified,
-            "removed": self.removed,
-            "verification": None if self.verification is None else self.verification.to_dict(),
-        }
+        found = {each.name: getattr(self, each.name) for each in fields(self)}
+        verification = None if self.verification is None else self.verification.to_dict()
+        return found | {"verified": self.is_verified, "verification": verification}
 
     def __str__(self) -> str:
         if self.verification is None:
             return f"stream {self.stream}: nothing to remove before sequence {self.limit}: {self.reason}"
         if not self.is_verified:
             return f"{self.verification}\nstream {self.stream}: nothing removed, because the archive is not complete"
-        what = f"{self.removed} messages before sequence {self.limit} {'would be ' if self.is_dry_run else ''}removed"
+        what = f"{self.removed} messages before sequence {self.limit} {'would be ' if self.dry_run else ''}removed"
         return f"{self.verification}\nstream {self.stream}: {what}; kept from there on: {self.reason}"
 
 
@@ -97,7 +96,7 @@ def trim_archive(
     *,
     on_progress: OnProgress | None = None,
 ) -> Trim:
-    """Remove the archived messages of a stream that are before the first one that it needs.
+    """Remove the archived messages of a stream, up to the first message that the stream needs.
 
     Nothing is removed if the archive is not complete, or differs from the stream: see ``is_verified`` of the result.
 
@@ -106,9 +105,7 @@ def trim_archive(
         StreamRecreated: The table is of an earlier stream of this name.
     """
     options = options or TrimOptions()
-    snapshot = table.snapshot()
-    if snapshot is None:
-        raise ConfigError(f"archive {table.uri} does not exist: `jetspark archive run` creates it")
+    snapshot = last_commit(table)
     identity, runner = table.identity, ProcedureRunner(js)
     head, config, limit = runner.run(_look(identity.stream, options.keep_s))
     _check(head, config, identity)
@@ -120,7 +117,7 @@ def trim_archive(
             at = each.delivered if each.config.ack_policy == "none" else each.ack_floor
             if (each.pending or each.ack_pending) and at.stream_sequence + 1 < limit:
                 limit, reason = at.stream_sequence + 1, f"consumer {each.name} has not acknowledged it"
-    trim = Trim(stream=identity.stream, is_dry_run=options.dry_run, first=head.first, limit=limit, reason=reason)
+    trim = Trim(stream=identity.stream, dry_run=options.dry_run, first=head.first, limit=limit, reason=reason)
     if limit <= head.first:
         return trim
     needed = _Needed(is_wanted=holds_passing_messages(config))

@@ -24,7 +24,7 @@ from jetspark.errors import ArchiveDamaged, ConfigError, StreamRecreated
 from jetspark.lake.archive import ArchiveTable
 from jetspark.lake.coverage import Account, account, runs, text, union
 from jetspark.lake.parquet_files import read_footer, read_rows
-from jetspark.lake.position import MAX_SEQUENCE, DataFile
+from jetspark.lake.position import MAX_SEQUENCE, DataFile, Snapshot
 from jetspark.lake.range_writing import front
 from jetspark.lake.rows import RAW_SCHEMA, rows_of
 from jetspark.state.scan import Range, RangeScan
@@ -36,6 +36,7 @@ __all__ = [
     "OnProgress",
     "RowCursor",
     "differing",
+    "last_commit",
     "rows_between",
     "verify_archive",
 ]
@@ -148,6 +149,18 @@ class ArchiveVerification:
         return "\n".join(lines)
 
 
+def last_commit(table: ArchiveTable) -> Snapshot:
+    """The table at its last commit.
+
+    Raises:
+        ConfigError: It does not exist.
+    """
+    snapshot = table.snapshot()
+    if snapshot is None:
+        raise ConfigError(f"archive {table.uri} does not exist: `jetspark archive run` creates it")
+    return snapshot
+
+
 def verify_archive(
     table: ArchiveTable,
     options: ArchiveVerifyOptions | None = None,
@@ -169,9 +182,7 @@ def verify_archive(
         StreamRecreated, StreamNotFound: ``against``: the stream is not the one of the table.
     """
     options = options or ArchiveVerifyOptions()
-    snapshot = table.snapshot()
-    if snapshot is None:
-        raise ConfigError(f"archive {table.uri} does not exist: `jetspark archive run` creates it")
+    snapshot = last_commit(table)
     position = snapshot.position
     first, end = max(position.first, options.start or 0), min(position.next, options.end or position.next)
     found = ArchiveVerification(

@@ -19,7 +19,7 @@ from jetspark.core.gc_tuning import seldom_collecting
 from jetspark.errors import DataLoss, JetSparkError
 from jetspark.lake.archive import ArchiveTable
 from jetspark.lake.position import DataFile
-from jetspark.lake.range_writing import StreamPart, WriteLimits, WrittenPart, write_range
+from jetspark.lake.range_writing import ArchiveOptions, StreamPart, WrittenPart, write_range
 from jetspark.lake.store import open_store
 from jetspark.spark.connections import runner_for
 from jetspark.spark.engine.projection_options import option_text
@@ -49,7 +49,7 @@ class WriteTask(NamedTuple):
     options: Mapping[str, str]
     uri: str
     storage_options: Mapping[str, str]
-    limits: WriteLimits
+    limits: ArchiveOptions
     parts: Sequence[StreamPart]
     """One for each task."""
 
@@ -69,7 +69,7 @@ class SparkArchiver:
         self._spark, self._tasks = spark, tasks or _parallelism(spark)
 
     def write(
-        self, table: ArchiveTable, part: StreamPart, limits: WriteLimits, head: Head, on_piece: Callable[[int], bool]
+        self, table: ArchiveTable, part: StreamPart, limits: ArchiveOptions, head: Head, on_piece: Callable[[int], bool]
     ) -> WrittenPart:
         """As :func:`~jetspark.lake.range_writing.write_range`; ends early where every task has enough."""
         run = functools.partial(self._run, table, limits, on_piece)
@@ -77,7 +77,7 @@ class SparkArchiver:
         return _joined(parts, run(parts), lambda part: run([part])[0])
 
     def _run(
-        self, table: ArchiveTable, limits: WriteLimits, on_piece: Callable[[int], bool], parts: Sequence[StreamPart]
+        self, table: ArchiveTable, limits: ArchiveOptions, on_piece: Callable[[int], bool], parts: Sequence[StreamPart]
     ) -> list[Result]:
         store = table.store
         task = WriteTask(self._options, store.uri, dict(store.storage_options), limits, parts)
@@ -103,7 +103,7 @@ def _parallelism(spark: SparkSession) -> int:
         return CONNECT_TASKS
 
 
-def _parts(part: StreamPart, limits: WriteLimits, head: Head, tasks: int) -> list[StreamPart]:
+def _parts(part: StreamPart, limits: ArchiveOptions, head: Head, tasks: int) -> list[StreamPart]:
     """The parts of a part, no larger than a file should be."""
     most = max(1, int(min(limits.max_rows, limits.max_bytes / max(1.0, head.bytes_per_sequence))))
     end = min(part.end, part.start + tasks * most)
