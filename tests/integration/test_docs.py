@@ -29,17 +29,33 @@ PAGES = [
 EXAMPLES = sorted((REPOSITORY / "examples").glob("*.py"))
 
 
+WHOLE_PAGES = ["docs/spark-recipes.md"]
+"""Pages whose blocks are one program. A block that begins with the name of a file is that file."""
+
+
 def _blocks() -> dict[str, str]:
-    """Each block of code, by its page and line."""
+    """Each block of code, by its page and line; the program of a page by the page."""
     found = {}
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
+        name = page.relative_to(REPOSITORY).as_posix()
+        if name in WHOLE_PAGES:
+            found[name] = "\n".join(block for file, block in _parts(name) if not file)
+            continue
         for block in re.finditer(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
             line = text[: block.start()].count("\n") + 1
             # Those with an import of another block are a project of several files: test_pytest_plugin.py runs it.
             if "from orders import" not in block[1]:
                 found[f"{page.relative_to(REPOSITORY)}:{line}"] = block[1]
     return found
+
+
+def _parts(page: str) -> Iterator[tuple[str, str]]:
+    """The blocks of a page that is one program; before each the name of its file, if it is one."""
+    text = (REPOSITORY / page).read_text(encoding="utf-8")
+    for block in re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
+        named = re.match(r"# (\w+\.py)\n", block)
+        yield "" if named is None else named[1], block
 
 
 BLOCKS = _blocks()
@@ -96,6 +112,8 @@ def test_a_block_of_the_documentation_runs_as_written(
 @pytest.mark.timeout(600)
 def test_blocks_of_the_documentation_and_examples_with_spark_run_as_written(tmp_path: Path) -> None:
     """Each block has a server of its own: an account's address has a password, which Spark's options refuse."""
+    for file, text in (part for page in WHOLE_PAGES for part in _parts(page) if part[0]):
+        (tmp_path / file).write_text(text, encoding="utf-8")
     with contextlib.ExitStack() as servers:
         blocks = {name: _at(servers.enter_context(NatsServer()).url, code) for name, code in SPARK_BLOCKS.items()}
         assert (len(blocks) >= 5, len(SPARK_EXAMPLES) >= 2) == (True, True)
