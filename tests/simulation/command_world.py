@@ -76,7 +76,7 @@ class CommandWorld:
             for process in self._workers:
                 process.kill()
             for process in self._processes:
-                await process.bury()
+                await process.clean_up()
 
     def _start_worker(self) -> None:
         process = VirtualProcess(self.loop)

@@ -303,7 +303,7 @@ async def test_a_command_that_failed_is_sent_again_by_a_retry_of_its_run(monkeyp
         run = await run_of(test, "o-1")
         assert (run.status, run.commands) == ("running", ("reserve",))
         again = await test.do(lambda shop: shop.workflow("reserving").retry("o-1", wait_s=60))
-        assert (again.dead_letters, again.is_begun_anew) == (1, False)
+        assert (again.dead_letters, again.is_restarted) == (1, False)
         await test.settled()
         assert (await run_of(test, "o-1")).status == "done"
 

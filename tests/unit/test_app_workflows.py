@@ -422,7 +422,7 @@ async def test_a_run_that_has_failed_begins_anew() -> None:
             await test.do(lambda shop: shop.workflow("fulfilment").retry("o"))
         await test.do(lambda shop: shop.workflow("fulfilment").cancel("o"))
         again = await test.do(lambda shop: shop.workflow("fulfilment").retry("o"))
-        assert again.is_begun_anew
+        assert again.is_restarted
         run = await test.do(lambda shop: shop.workflow("fulfilment").get("o"))
         assert run is not None
         assert (run.status, run.reason, run.state, run.timers) == ("running", None, Flow("waiting"), ("payment",))

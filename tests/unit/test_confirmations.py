@@ -38,10 +38,10 @@ class Claims:
 
 
 def _add(
-    denials: DeniedPublishes, subject: str, *, is_told: bool = False, published: int = 0, confirmed: int = 0
+    denials: DeniedPublishes, subject: str, *, is_raised: bool = False, published: int = 0, confirmed: int = 0
 ) -> bool:
     error = PermissionDenied("publish", subject)
-    return denials.add(error, is_told=is_told, published=published, confirmed=confirmed)
+    return denials.add(error, is_raised=is_raised, published=published, confirmed=confirmed)
 
 
 def test_a_batch_finds_the_first_denial_of_its_own_subjects_since_it_began() -> None:
@@ -64,7 +64,7 @@ def test_a_batch_finds_the_first_denial_of_its_own_subjects_since_it_began() -> 
 def test_only_so_many_subjects_are_remembered() -> None:
     denials = DeniedPublishes()
     for number in range(MAX_SUBJECTS + 1):
-        _add(denials, f"s.{number}", is_told=True, published=10)
+        _add(denials, f"s.{number}", is_raised=True, published=10)
     assert denials.since(0, Claims("s.0").publishes_to) is None
     assert denials.since(0, Claims("s.1").publishes_to) is not None
     assert not _add(denials, "s.0", confirmed=5)
@@ -93,11 +93,11 @@ def test_a_claimant_that_is_over_has_told_of_what_is_published_by_then() -> None
     assert not _add(denials, "s.a", published=50, confirmed=30)
 
 
-@pytest.mark.parametrize(("confirmed", "is_told"), [(9, True), (10, False)])
-def test_what_was_published_before_the_first_denial_was_told_needs_no_telling(confirmed: int, is_told: bool) -> None:
+@pytest.mark.parametrize(("confirmed", "is_raised"), [(9, True), (10, False)])
+def test_what_was_published_before_the_first_denial_was_told_needs_no_telling(confirmed: int, is_raised: bool) -> None:
     denials = DeniedPublishes()
-    assert _add(denials, "s.a", is_told=True, published=10, confirmed=2)
-    assert _add(denials, "s.a", published=12, confirmed=confirmed) is is_told
+    assert _add(denials, "s.a", is_raised=True, published=10, confirmed=2)
+    assert _add(denials, "s.a", published=12, confirmed=confirmed) is is_raised
 
 
 def test_the_latest_denial_of_a_subject_decides_which_one_is_forgotten_first() -> None:

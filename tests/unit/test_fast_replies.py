@@ -40,7 +40,7 @@ from jetspark.publish.fast_replies import (
     StrayError,
     check_range,
     number,
-    place_of,
+    position_of,
     read_reply,
 )
 
@@ -173,7 +173,7 @@ def test_what_is_no_answer_is_shown_in_part() -> None:
     "subject", ["", "x", "_INBOX.me-1.500.fail.x.1.$FI", "_INBOX.me-1.500.fail.1.-1.$FI", "1.2.$FI"]
 )
 def test_a_subject_that_is_none_of_ours_has_no_place(subject: str) -> None:
-    assert place_of(subject) == (0, 0)
+    assert position_of(subject) == (0, 0)
 
 
 def test_a_plain_acknowledgement_is_read_without_json() -> None:

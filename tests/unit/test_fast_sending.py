@@ -17,7 +17,7 @@ from jetspark.core.subjects import MAX_SUBJECT_BYTES
 from jetspark.errors import BufferFull, ConfigError, InvalidSubject, PayloadTooLarge
 from jetspark.publish import fast_sending
 from jetspark.publish.fast_options import HIGHEST_FLOW, FastBatchOptions
-from jetspark.publish.fast_replies import place_of
+from jetspark.publish.fast_replies import position_of
 from jetspark.publish.fast_sending import (
     FastFrames,
     FastPace,
@@ -78,7 +78,7 @@ def test_a_subject_that_comes_once_has_the_same_bound_as_any_other() -> None:
 def test_the_operation_is_the_last_number(operation: FrameKind) -> None:
     subject = _frames().frame(("s", b""), 3, operation).split(b" ")[2].decode()
     assert subject == f"_INBOX.me-1.7.ok.3.{operation:d}.$FI"
-    assert place_of(subject) == (3, operation)
+    assert position_of(subject) == (3, operation)
 
 
 def test_those_before_one_that_cannot_be_sent_are_ready() -> None:

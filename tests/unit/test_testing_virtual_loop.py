@@ -160,7 +160,7 @@ def test_nothing_of_a_killed_process_runs() -> None:
             assert not task.done()
             assert (await (await nc.jetstream().stream("S")).info()).state.messages == 2  # what was written arrived
             assert loop().network.front.sessions == 1
-            await process.bury()
+            await process.clean_up()
             assert done == ["begun", "farewell"]
             assert task.done()
             assert (await (await nc.jetstream().stream("S")).info()).state.messages == 2
@@ -188,7 +188,7 @@ def test_a_process_that_kills_itself_gets_no_further() -> None:
         process[0].start(work(process))
         await asyncio.sleep(100)
         assert done == ["tick", "tick"]
-        await process[0].bury()
+        await process[0].clean_up()
 
     run_in_virtual_time(main())
 

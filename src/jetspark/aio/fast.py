@@ -329,7 +329,7 @@ class FastPublisher(_FastBlock, FastPublisherBase):
     async def _until_there_is_room(self) -> None:
         machine = self._publisher
         machine.check()
-        if self._place != "inside":
+        if self._phase != "inside":
             self._check_inside()
         while machine.room == 0:
             await self._runner.wait()

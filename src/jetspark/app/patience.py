@@ -13,7 +13,7 @@ from jetspark.core.backoff import Backoff
 from jetspark.errors import JetSparkError
 from jetspark.state.patience import PAUSE, Attempts
 
-__all__ = ["FOR_EVER_S", "PATIENCE_S", "patiently"]
+__all__ = ["PATIENCE_S", "UNLIMITED_S", "patiently"]
 
 T = TypeVar("T")
 
@@ -22,7 +22,7 @@ _logger = logging.getLogger("jetspark.app")
 # Elections and restarts are over within seconds; a server that has no answer for a minute has none.
 PATIENCE_S = 60.0
 # Of a worker, which has nothing better to do than to wait: being started again would only add to the load.
-FOR_EVER_S = math.inf
+UNLIMITED_S = math.inf
 
 
 def _log(error: JetSparkError) -> None:

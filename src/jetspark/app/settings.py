@@ -29,7 +29,7 @@ import msgspec
 from jetspark.aio import clock
 from jetspark.app.clock import utc_now
 from jetspark.app.finite_json import check_finite
-from jetspark.app.patience import FOR_EVER_S, patiently
+from jetspark.app.patience import UNLIMITED_S, patiently
 from jetspark.app.topology.names import check_app_name
 from jetspark.core.backoff import Backoff
 from jetspark.core.numbers import seconds
@@ -294,7 +294,7 @@ class Settings:
         def tell(error: JetSparkError) -> None:
             _logger.warning("settings bucket %s: watch failed (%s); retrying", self._spec.bucket.bucket, error)
 
-        await patiently(partial(self._watch, ready), patience_s=FOR_EVER_S, pause=PAUSE, on_wait=tell)
+        await patiently(partial(self._watch, ready), patience_s=UNLIMITED_S, pause=PAUSE, on_wait=tell)
 
     async def _watch(self, ready: asyncio.Future[None]) -> None:
         """Take every change, until the connection is closed."""

@@ -127,7 +127,7 @@ def retry(
     done = _with_runs(app, name, servers, lambda runs: runs.retry(key, wait_s=wait))
     if as_json:
         typer.echo(json.dumps(msgspec.to_builtins(done), indent=2))
-    elif done.is_begun_anew:
+    elif done.is_restarted:
         typer.echo(f"{key}: begun anew")
     else:
         became = "" if done.results is None else f": {done.results}"

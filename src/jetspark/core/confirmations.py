@@ -147,7 +147,7 @@ class DeniedPublishes:
         self._claimants: set[weakref.ref[Claimant]] = set()
         self._last: dict[str, tuple[int, PermissionDenied]] = {}
         """The latest of each subject, the oldest first."""
-        self._told: dict[str, int] = {}
+        self._reported: dict[str, int] = {}
         """By subject: the number of the last message whose denials count as reported."""
 
     def watch(self, claimant: Claimant) -> None:
@@ -164,14 +164,14 @@ class DeniedPublishes:
             subject for subject, (number, _) in self._last.items() if number > count and claimant.publishes_to(subject)
         ]
         for subject in denied:
-            _put(self._told, subject, published)
+            _put(self._reported, subject, published)
         return bool(denied)
 
-    def add(self, error: PermissionDenied, *, is_told: bool, published: int, confirmed: int) -> bool:
+    def add(self, error: PermissionDenied, *, is_raised: bool, published: int, confirmed: int) -> bool:
         """Record a denial; True if another call than a flush raises it.
 
         Args:
-            is_told: A request raises it.
+            is_raised: A request raises it.
             published: The number of the last message published.
             confirmed: The number of the last message that the server has confirmed.
         """
@@ -179,10 +179,10 @@ class DeniedPublishes:
         self.count += 1
         _put(self._last, subject, (self.count, error))
         claimants = [claimant for each in tuple(self._claimants) if (claimant := each()) is not None]
-        if is_told or any(claimant.publishes_to(subject) for claimant in claimants):
-            _put(self._told, subject, published)
+        if is_raised or any(claimant.publishes_to(subject) for claimant in claimants):
+            _put(self._reported, subject, published)
             return True
-        return confirmed < self._told.get(subject, 0)
+        return confirmed < self._reported.get(subject, 0)
 
     def since(self, count: int, publishes_to: Callable[[str], bool]) -> PermissionDenied | None:
         """The first denial of one's own subjects after the first ``count`` denials; a new error for each caller."""

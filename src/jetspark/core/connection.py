@@ -143,7 +143,7 @@ class Connection(Outbox):
         self.denials = DeniedPublishes()
         self._refused_publish: PermissionDenied | PayloadTooLarge | None = None
         self._last_complaint: ServerRefused | None = None
-        self._has_told_closed = False
+        self._has_reported_closed = False
 
     # ---- the session -------------------------------------------------------------------------------------------
 
@@ -286,7 +286,7 @@ class Connection(Outbox):
     def close(self, error: Exception | None = None) -> None:
         """End everything and fail all waiters. May be called again after an interrupt: the second call completes the
         first."""
-        if self._has_told_closed:
+        if self._has_reported_closed:
             return
         if error is not None:
             self._closed_because = f"the connection is closed: {error}"
@@ -303,7 +303,7 @@ class Connection(Outbox):
                 subscription.error = error
             self.subscriptions.finish(subscription, self._events)
         self._events.append(Closed(error, self.buffered_messages))
-        self._has_told_closed = True
+        self._has_reported_closed = True
 
     def disown(self, error: Exception) -> None:
         """End everything here: after a fork the connection, and the messages on their way, belong to another
@@ -595,26 +595,26 @@ class Connection(Outbox):
                 subscription.error = error
                 self._send_control(frames.unsub(subscription.sid))
                 self.subscriptions.finish(subscription, self._events)
-            is_told = self.denials.add(
+            is_raised = self.denials.add(
                 error,
-                is_told=was_asked or bool(asking),
+                is_raised=was_asked or bool(asking),
                 published=self.published,
                 confirmed=self._pings.confirmed,
             )
-            if is_told:
+            if is_raised:
                 self._confirm()
             else:
                 self._refused_publish = self._refused_publish or error
         else:
-            is_told = False  # a subscription with a callback has no caller to raise it to
+            is_raised = False  # a subscription with a callback has no caller to raise it to
             for subscription in self.subscriptions.named(subject, queue):
                 subscription.error = error
                 self.subscriptions.finish(subscription, self._events)
                 if subscription is self.requests.replies:
                     self.requests.replies = None
-                    is_told = True
+                    is_raised = True
                     self.requests.fail_all(error, self._events)
-        self._events.append(ErrorReported(error, is_raised=is_told))
+        self._events.append(ErrorReported(error, is_raised=is_raised))
 
     def leave_denials(self, claimant: Claimant, count: int) -> None:
         """The claimant is over: it has raised the denials since the first ``count``, and raises no later ones."""

@@ -14,17 +14,17 @@ class Block:
 
     _line: str
     """An example of the block's first line, for error messages."""
-    _place: Literal["before", "inside", "after"] = "before"
+    _phase: Literal["before", "inside", "after"] = "before"
 
     def _enter(self) -> Self:
         """Begin the block; also called by modules that leave it without ``with``."""
-        if self._place != "before":
+        if self._phase != "before":
             raise UsageError(f"{self._name} was entered before; make another one: {self._line}")
-        self._place = "inside"
+        self._phase = "inside"
         return self
 
     def _leave_block(self) -> None:
-        self._place = "after"
+        self._phase = "after"
 
     def _check_inside(self) -> None:
         """Refuse calls outside of the block.
@@ -32,9 +32,9 @@ class Block:
         Raises:
             UsageError: The block has not begun, or is over.
         """
-        if self._place == "before":
+        if self._phase == "before":
             raise UsageError(f"{self._name} is used outside of its block, which stores or confirms: {self._line}")
-        if self._place == "after":
+        if self._phase == "after":
             raise UsageError(f"the block of {self._name} is over; make another one: {self._line}")
 
     def _check_begun(self) -> None:
@@ -43,7 +43,7 @@ class Block:
         Raises:
             UsageError: The block has not begun.
         """
-        if self._place == "before":
+        if self._phase == "before":
             self._check_inside()
 
     @property

@@ -282,9 +282,9 @@ class FastMachine:
         for open again, for ten seconds. No message is lost by that.
         """
         assert self.state is FastState.OPEN, self.state
-        self._place_end(now)
+        self._submit_end(now)
 
-    def _place_end(self, now: float) -> None:
+    def _submit_end(self, now: float) -> None:
         end = self.sender.sequence + 1
         self.losses.ends.add(end)
         try:
@@ -306,7 +306,7 @@ class FastMachine:
         if not self._is_over_soon:
             self.sender.send_all(now)  # added messages are still sent
         if self.state in (FastState.OPENING, FastState.OPEN) and not self._connection.is_closed:
-            self._place_end(now)  # an open batch would occupy the server for ten seconds
+            self._submit_end(now)  # an open batch would occupy the server for ten seconds
         if self.state is not FastState.ENDED:
             self._over(UsageError(f"the batch was left; {self.acknowledged} messages are acknowledged"))
 
@@ -385,9 +385,9 @@ class FastMachine:
         elif denied is not None:
             self._hole = denied
             if self.state is FastState.OPEN or is_commit_lost:
-                self._place_end(now)
+                self._submit_end(now)
         elif is_commit_lost:
-            self._place_end(now)  # the server waits for an end, and a sequence is never sent twice
+            self._submit_end(now)  # the server waits for an end, and a sequence is never sent twice
 
     def _on_refused(self, refusal: Refusal, now: float) -> None:
         check_range("error", refusal.sequence, 1, self.sender.sent)

@@ -48,7 +48,7 @@ __all__ = [
     "StrayError",
     "check_range",
     "number",
-    "place_of",
+    "position_of",
     "read_reply",
 ]
 
@@ -140,7 +140,7 @@ def read_reply(message: CoreMessage) -> FastReply:
     if plain is not None:
         return FlowAck(int(plain[1]), int(plain[2]))
     if is_no_responders(message):
-        return NobodyListens(*place_of(message.subject))
+        return NobodyListens(*position_of(message.subject))
     reply = wire.read_object(message.data)
     error = wire.error_of(reply)
     match reply.get("type"):
@@ -152,7 +152,7 @@ def read_reply(message: CoreMessage) -> FastReply:
         case "err" if error is not None:
             return Refusal(number(reply, "seq"), error)
         case _ if error is not None:
-            return StrayError(*place_of(message.subject), error)
+            return StrayError(*position_of(message.subject), error)
         case _ if isinstance(reply.get("batch"), str):
             return wire.decode(PubAck, reply)
         case None if isinstance(reply.get("seq"), int):
@@ -164,7 +164,7 @@ def no_answer(message: CoreMessage) -> ProtocolError:
     return ProtocolError(f"not an answer to a fast batch: {message.data[:80]!r}")
 
 
-def place_of(subject: str) -> tuple[int, int]:
+def position_of(subject: str) -> tuple[int, int]:
     """Sequence and operation of the message with this reply subject; zeros for a subject of another form."""
     parts = subject.rsplit(".", 3)
     if len(parts) == 4 and parts[1].isdecimal() and parts[2].isdecimal():

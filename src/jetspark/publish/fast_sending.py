@@ -243,13 +243,13 @@ class FastSender:
 
     def commit(self, item: Item, now: float) -> None:
         """Send the last message, behind the kept ones. It needs no room: nothing follows it."""
-        self._place_last(self._frames.frame(item, self.sequence + 1, FrameKind.COMMIT), now)
+        self._submit_last(self._frames.frame(item, self.sequence + 1, FrameKind.COMMIT), now)
 
     def end(self, now: float) -> None:
         """Send an end without a message, behind the kept messages."""
-        self._place_last(self._control(self.sequence + 1, FrameKind.END), now, is_urgent=True)
+        self._submit_last(self._control(self.sequence + 1, FrameKind.END), now, is_urgent=True)
 
-    def _place_last(self, frame: bytes, now: float, *, is_urgent: bool = False) -> None:
+    def _submit_last(self, frame: bytes, now: float, *, is_urgent: bool = False) -> None:
         if self._early:
             self._keep([frame])
         else:
@@ -301,7 +301,7 @@ class FastSender:
             self._frames.build(items, self.sequence, ready, 1 << 62)
         finally:
             if ready:
-                self._place(ready, now)
+                self._submit(ready, now)
 
     def add_up_to(self, count: int, items: Iterable[Item], now: float) -> None:
         """Send the first ``count`` messages, for which there must be room, or fewer if they are large.
@@ -311,7 +311,7 @@ class FastSender:
         """
         ready: list[bytes] = []
         self._frames.build(islice(items, count), self.sequence, ready, CHUNK_BYTES)
-        self._place(ready, now)
+        self._submit(ready, now)
 
     @property
     def may_add_some(self) -> bool:
@@ -331,12 +331,12 @@ class FastSender:
             self._frames.build(islice(items, min(self.room, CHUNK_MESSAGES)), self.sequence, ready, CHUNK_BYTES)
         finally:
             if ready:
-                self._place(ready, now)
+                self._submit(ready, now)
         return bool(ready)
 
     # ---- sending -----------------------------------------------------------------------------------------------
 
-    def _place(self, ready: list[bytes], now: float) -> None:
+    def _submit(self, ready: list[bytes], now: float) -> None:
         """Give the next sequences to frames that were encoded for them: send the wanted ones, keep the others."""
         due = ready[: self.due]
         if due:

@@ -21,7 +21,7 @@ __all__ = ["PAUSE", "Attempts", "Persistence"]
 T = TypeVar("T")
 
 PAUSE = Backoff(first_s=0.02, max_s=2.0)
-TELL_AFTER_S, TELL_EVERY_S = 2.0, 30.0
+REPORT_AFTER_S, REPORT_EVERY_S = 2.0, 30.0
 
 
 class Attempts:
@@ -51,17 +51,17 @@ class Attempts:
 
 
 class Persistence:
-    """The same for a procedure. ``tell`` is called with the error after two seconds, and then every 30 seconds."""
+    """The same for a procedure. ``report`` is called with the error after two seconds, and then every 30 seconds."""
 
-    def __init__(self, patience_s: float, tell: Callable[[Exception], None] | None = None) -> None:
-        self._attempts, self._tell = Attempts(patience_s), tell
-        self._tell_at = 0.0
+    def __init__(self, patience_s: float, report: Callable[[Exception], None] | None = None) -> None:
+        self._attempts, self._report = Attempts(patience_s), report
+        self._report_at = 0.0
 
     def progress(self) -> Procedure[None]:
         """Restart the time without progress; also call it at the start."""
         now = yield ReadClock()
         self._attempts.progress(now)
-        self._tell_at = now + TELL_AFTER_S
+        self._report_at = now + REPORT_AFTER_S
 
     def pause(self, reason: Exception) -> Procedure[None]:
         """Wait a moment before the next attempt; or raise ``reason``, if the time is over."""
@@ -69,9 +69,9 @@ class Persistence:
         wait_s = self._attempts.wait_s(now)
         if wait_s is None:
             raise reason
-        if self._tell is not None and now >= self._tell_at:
-            self._tell(reason)
-            self._tell_at = now + TELL_EVERY_S
+        if self._report is not None and now >= self._report_at:
+            self._report(reason)
+            self._report_at = now + REPORT_EVERY_S
         yield Sleep(wait_s, random_fraction=0.5)
 
     def attempt(self, act: Callable[[], Procedure[T]]) -> Procedure[T]:

@@ -64,7 +64,7 @@ from jetspark.state.changes import (
     newest,
 )
 from jetspark.state.lookup import Lookup, lookup_requests, stored_of
-from jetspark.state.patience import TELL_AFTER_S, TELL_EVERY_S, Persistence
+from jetspark.state.patience import REPORT_AFTER_S, REPORT_EVERY_S, Persistence
 
 __all__ = ["PATIENCE_S", "StateBucket", "load", "open_bucket", "store", "store_newest"]
 
@@ -375,7 +375,7 @@ class StateBucket:
         conflicts: list[str] = []
         found: dict[str, Current] = {}
         revisions: dict[str, int] = {}
-        left, tell_at = list(changes), (yield ReadClock()) + TELL_AFTER_S
+        left, tell_at = list(changes), (yield ReadClock()) + REPORT_AFTER_S
         while left:
             sent = yield from self._send(left, writer)
             written += sent.written
@@ -414,7 +414,7 @@ class StateBucket:
                         reason,
                         _remedy(reason),
                     )
-                    tell_at = now + TELL_EVERY_S
+                    tell_at = now + REPORT_EVERY_S
                 yield from persistence.pause(reason)
         return Outcome(written, tuple(conflicts), 0, found, revisions)
 

@@ -87,7 +87,7 @@ class VirtualProcess:
     """
 
     def __init__(self, loop: VirtualLoop) -> None:
-        self.is_killed = self.is_buried = False
+        self.is_killed = self.is_cleaned_up = False
         self._loop = loop
         self._tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
         self._left: list[asyncio.Task[Any]] = []
@@ -113,12 +113,12 @@ class VirtualProcess:
         for transport in self._transports:
             transport.hang_up()
 
-    async def bury(self) -> None:
+    async def clean_up(self) -> None:
         """Cancel the unfinished tasks of a killed process, so that none is destroyed while pending.
 
         Their code runs then, without a network. Call it when its effects are not observed any more.
         """
-        self.is_killed, self.is_buried = False, True
+        self.is_killed, self.is_cleaned_up = False, True
         pending, self._left = set(self._left), []
         for transport in self._transports:
             transport.break_off()
@@ -226,7 +226,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         if options.get("ssl"):
             raise ConnectionRefusedError("TLS is not in the model; connect without it")
         process = _current_process.get()
-        if process is not None and process.is_buried:
+        if process is not None and process.is_cleaned_up:
             raise ConnectionRefusedError("this process was killed")
         protocol = protocol_factory()
         transport = _WireTransport(self, protocol)

@@ -37,7 +37,7 @@ def die_after(name: str, times: int) -> None:
 
 
 async def main(url: str, place: str) -> None:
-    redriving.NOTE_EVERY = 3
+    redriving.SAVE_EVERY = 3
     die_after(place.split()[-1], {"_request": 2, "every _request": 3}.get(place, 1))
     async with jetspark.connect(url) as nc:
         await run_redrive(nc.jetstream(), App("notes", stream="NOTES", subjects=["notes.>"]), DeadLetterFilter())

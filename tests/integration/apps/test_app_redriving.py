@@ -531,7 +531,7 @@ async def test_of_two_handlers_of_an_event_the_one_that_failed_gets_it_again(ser
 async def test_a_slow_redrive_tells_how_far_it_is_by_time(
     server: NatsServer, js: JetStream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(redriving, "NOTE_EVERY_S", 0.05)
+    monkeypatch.setattr(redriving, "SAVE_EVERY_S", 0.05)
     app = App("notes", stream="NOTES", subjects=["notes.>"])
 
     @app.handler(Noted, durable="n")

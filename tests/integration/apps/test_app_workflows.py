@@ -345,7 +345,7 @@ async def test_runs_are_listed_shown_and_ended_on_the_command_line(
             assert line in text
         assert "by hand" in await asyncio.to_thread(say, "ls", *where, "--status", "failed")
         again = json.loads(await asyncio.to_thread(say, "retry", *where, "o 1", "--json"))
-        assert (again["is_begun_anew"], again["dead_letters"]) == (True, 0)
+        assert (again["is_restarted"], again["dead_letters"]) == (True, 0)
         shown = json.loads(await asyncio.to_thread(say, "show", *where, "o 1", "--json"))
         assert (shown["status"], shown["retries"], shown["timers"]) == ("running", 1, ["payment"])
     finally:

@@ -440,7 +440,7 @@ class _DecidingRun:
         for filter in self._filters:
             past = self._decider.cache.get(filter, self._key)
             if past is None:
-                past = yield from self._read_anew(filter)
+                past = yield from self._reread(filter)
             self._pasts.append(past)
         if self._projection is not None and len({past.snapshot for past in self._pasts}) > 1:
             # One state for all: read those again that were read with another one.
@@ -449,9 +449,9 @@ class _DecidingRun:
                 self._decider.cache.drop(filter, self._key)
             snapshot = yield self._read_snapshot(self._projection)
             for filter in self._filters:
-                self._pasts.append((yield from self._read_anew(filter, snapshot)))
+                self._pasts.append((yield from self._reread(filter, snapshot)))
 
-    def _read_anew(self, filter: str, snapshot: SnapshotState | None = None) -> CommandSteps[BoundaryPast]:
+    def _reread(self, filter: str, snapshot: SnapshotState | None = None) -> CommandSteps[BoundaryPast]:
         if self._projection is None:
             past = BoundaryPast(filter)
             yield from self._extend(past, 0)
@@ -505,7 +505,7 @@ class _DecidingRun:
             if self._is_outdated:
                 return True
         has_moved = False
-        for place, (past, last) in enumerate(zip(self._pasts, lasts, strict=True)):
+        for index, (past, last) in enumerate(zip(self._pasts, lasts, strict=True)):
             is_whole = past.may_continue_to(*last)
             if is_whole and last.sequence == past.last:
                 continue
@@ -517,7 +517,7 @@ class _DecidingRun:
             if not is_whole:
                 # Events that were read, or were about to be, have been removed: read the boundary from its start.
                 self._decider.cache.drop(past.filter, self._key)
-                self._pasts[place] = yield from self._read_anew(past.filter, past.snapshot)
+                self._pasts[index] = yield from self._reread(past.filter, past.snapshot)
         return has_moved
 
     def _read_end(self, *, is_first: bool) -> CommandSteps[int]:

@@ -28,7 +28,7 @@ from jetspark.app.commands.decider import (
     ReadTail,
     StreamEnd,
 )
-from jetspark.app.patience import FOR_EVER_S, patiently
+from jetspark.app.patience import UNLIMITED_S, patiently
 from jetspark.app.projections.positions import FoldPosition
 from jetspark.app.projections.views import Views
 from jetspark.app.server_clock import server_clock
@@ -100,7 +100,9 @@ class CommandStore:
         if isinstance(step, Append):
             return await self._append(step)
         # Not logged: the caller has a timeout of its own.
-        return await patiently(lambda: self._read(step), patience_s=FOR_EVER_S, pause=PAUSE, on_wait=lambda error: None)
+        return await patiently(
+            lambda: self._read(step), patience_s=UNLIMITED_S, pause=PAUSE, on_wait=lambda error: None
+        )
 
     async def _read(self, step: CommandStep) -> object:
         match step:

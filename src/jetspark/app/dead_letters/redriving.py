@@ -80,10 +80,10 @@ __all__ = [
 
 # A chunk of requests: the redrive's record is written after each, so an interrupted one repeats at most this many,
 # without effect. Their events are in memory: this many bytes, or a single larger one.
-NOTE_EVERY = 256
+SAVE_EVERY = 256
 CHUNK_BYTES = 4 << 20
 # And this often at least, so that who looks at a slow one (--rate 0.1) sees that it progresses.
-NOTE_EVERY_S = 5.0
+SAVE_EVERY_S = 5.0
 # Dead letters of different keys that are discarded side by side.
 DISCARDS_AT_ONCE = 32
 
@@ -184,7 +184,7 @@ class _Redrive:
         self.gone = 0
         """Chosen dead letters that were handled, redriven or discarded before this requested them."""
         self._outcomes = RedriveOutcomes()
-        self._noted_at, self._noted = clock.now(), job.record.looked_at
+        self._saved_at, self._saved = clock.now(), job.record.looked_at
 
     async def look(self) -> list[SeenDeadLetter]:
         """List the dead letters of the chosen handlers and keys, and repair keys whose records do not match them.
@@ -241,14 +241,14 @@ class _Redrive:
             chunk.append(seen)
             size += seen.size_bytes
             # At a low rate a chunk is what may be requested by now: one at first.
-            allowed = NOTE_EVERY if rate is None else int((clock.now() - began) * rate) - progress.requested + before
-            if len(chunk) >= min(NOTE_EVERY, max(1, allowed)):
+            allowed = SAVE_EVERY if rate is None else int((clock.now() - began) * rate) - progress.requested + before
+            if len(chunk) >= min(SAVE_EVERY, max(1, allowed)):
                 await self._request_chunk(chunk, seen.revision)
                 chunk, size = [], 0
                 if rate is not None:
                     await asyncio.sleep(max(0.0, began + (progress.requested - before) / rate - clock.now()))
-                if clock.now() - self._noted_at >= NOTE_EVERY_S:
-                    await self._note()
+                if clock.now() - self._saved_at >= SAVE_EVERY_S:
+                    await self._save()
         if chunk:
             await self._request_chunk(chunk, progress.up_to)
         progress.last = max(progress.last, progress.up_to)
@@ -276,12 +276,12 @@ class _Redrive:
             else:
                 self.gone += 1
         self._progress.last = up_to
-        if self._progress.looked_at - self._noted >= NOTE_EVERY:
-            await self._note()
+        if self._progress.looked_at - self._saved >= SAVE_EVERY:
+            await self._save()
 
-    async def _note(self) -> None:
+    async def _save(self) -> None:
         await self._job.save()
-        self._noted_at, self._noted = clock.now(), self._progress.looked_at
+        self._saved_at, self._saved = clock.now(), self._progress.looked_at
         self._on_progress(self._progress)
 
     async def wait(self, dead_letters: Sequence[SeenDeadLetter], wait_s: float) -> None:

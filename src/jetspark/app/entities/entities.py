@@ -325,7 +325,7 @@ class EntityChange:
         self._cancels: dict[str, None] = {}
         """By name, like timers; the last call for one timer counts."""
         self._made = 0
-        self._place = "before"
+        self._phase = "before"
 
     async def __aenter__(self) -> Self:
         await self.begin()
@@ -334,19 +334,19 @@ class EntityChange:
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is None:
             await self.end()
-        self._place = "after"
+        self._phase = "after"
 
     async def begin(self) -> None:
         """Enter the block."""
-        if self._place != "before":
+        if self._phase != "before":
             raise UsageError("a change is used once: call entities.change(key) again")
         self.state, self.revision, self._recent = await self._entities.read(self.key)
         self.was_made = self.id in self._recent
-        self._place = "inside"
+        self._phase = "inside"
 
     async def end(self) -> None:
         """Leave the block: store the change."""
-        self._place = "after"
+        self._phase = "after"
         if not self.was_made and self.is_something:
             await self._find_dues()
             [self.revision] = await self._writer.committer.commit(self._pending())
@@ -429,7 +429,7 @@ class EntityChange:
         return id
 
     def _check(self) -> None:
-        if self._place != "inside":
+        if self._phase != "inside":
             raise UsageError("a change is made inside of its block: async with entities.change(key) as change:")
 
     def _check_timers(self) -> None:
@@ -480,7 +480,7 @@ class EntityChanges:
         if error is None:
             await self.end()
         for part in self._parts:
-            part._place = "after"
+            part._phase = "after"
 
     async def begin(self) -> tuple[EntityChange, ...]:
         """Enter the block."""
@@ -490,7 +490,7 @@ class EntityChanges:
     async def end(self) -> None:
         """Leave the block: store the changes."""
         for part in self._parts:
-            part._place = "after"
+            part._phase = "after"
         if self.was_made or not any(part.is_something for part in self._parts):
             return
         for part in self._parts:

@@ -55,8 +55,8 @@ AT_A_TIME = 64
 """Suspects whose states are read at the same time."""
 # How long the last message of the stream may be one inside of a batch: batches are stored in milliseconds. A timer that
 # has fired looks like one, too.
-SETTLE_S = 2.0
-SETTLE_PAUSE_S = 0.005
+STABLE_S = 2.0
+STABLE_PAUSE_S = 0.005
 
 OnProgress: TypeAlias = Callable[[int, int], None]
 """Called with the sequence that is read, and the last one."""
@@ -93,7 +93,7 @@ class _Reconciling:
         on_progress: OnProgress,
     ) -> None:
         assert spec.fold is not None
-        self._writer, self._spec, self._fold, self._pace, self._tell = writer, spec, spec.fold, pace, on_progress
+        self._writer, self._spec, self._fold, self._pace, self._on_progress = writer, spec, spec.fold, pace, on_progress
         self._prefix = spec.filter.removesuffix("*")
         self._router = Router([spec.fold.spec], writer.app.catalogue)
         self._history = StreamHistory(writer.js, writer.app.stream, [*self._router.filters, f"{self._prefix}*"])
@@ -197,7 +197,7 @@ class _Reconciling:
         async with aclosing(self._history.messages(extent, self._pace, may_lack=True)) as portions:
             async for portion in portions:
                 self._take(portion.messages)
-                self._tell(portion.last, last)
+                self._on_progress(portion.last, last)
         _check_is_whole((await self._end())[0])
         self._read = max(self._read, last)
 
@@ -206,18 +206,18 @@ class _Reconciling:
         if self._stream is None:
             self._stream = await self._writer.js.stream(self._writer.app.stream)
         stream, loop = self._stream, asyncio.get_running_loop()
-        give_up_at, seen = loop.time() + SETTLE_S, -1
+        give_up_at, seen = loop.time() + STABLE_S, -1
         while True:
             info = await asking_again(stream.info)
             last = info.state.last_sequence
             if last != seen:
-                give_up_at, seen = loop.time() + SETTLE_S, last
+                give_up_at, seen = loop.time() + STABLE_S, last
             message = await _at_sequence(stream, last)
             if message is not None and not _is_within_batch(message):
                 return info, last
             if last == 0 or loop.time() > give_up_at:
                 return info, last
-            await asyncio.sleep(SETTLE_PAUSE_S)
+            await asyncio.sleep(STABLE_PAUSE_S)
 
     def _take(self, messages: Sequence[Recorded]) -> None:
         spec, prefix, events = self._spec, self._prefix, []

@@ -41,7 +41,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from jetspark.app.handlers.retry import Reject
-from jetspark.app.patience import FOR_EVER_S, patiently
+from jetspark.app.patience import UNLIMITED_S, patiently
 from jetspark.errors import Conflict, JetSparkError, KeyNotFound
 
 if TYPE_CHECKING:
@@ -208,8 +208,8 @@ class CrashRecords:
                     async with asyncio.timeout(self._lease_s / RENEWALS):
                         await self._is_over.wait()
                         break
-                await patiently(self._write, patience_s=FOR_EVER_S)
-            await patiently(partial(self._records.purge, self._key, ttl=TOMBSTONE_TTL_S), patience_s=FOR_EVER_S)
+                await patiently(self._write, patience_s=UNLIMITED_S)
+            await patiently(partial(self._records.purge, self._key, ttl=TOMBSTONE_TTL_S), patience_s=UNLIMITED_S)
 
     async def _write(self) -> None:
         async with self._lock:

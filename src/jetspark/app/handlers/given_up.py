@@ -29,7 +29,7 @@ from jetspark.app.handlers.partitions import copied_from, without_server_headers
 from jetspark.app.handlers.procedures import give_up_undelivered
 from jetspark.app.handlers.reading import HandlerReading
 from jetspark.app.handlers.retry import Reject
-from jetspark.app.patience import FOR_EVER_S, patiently
+from jetspark.app.patience import UNLIMITED_S, patiently
 from jetspark.app.stored_events import FailureCause, Origin, StoredEvent
 from jetspark.app.topology.names import advisory_consumer_name
 from jetspark.core.backoff import Backoff
@@ -168,7 +168,7 @@ class AdvisoryReader:
         def log_failure(error: JetSparkError) -> None:
             self._log.warning("%s: %s; retried", what, error)
 
-        return await patiently(ask, patience_s=FOR_EVER_S, pause=PAUSE, on_wait=log_failure)
+        return await patiently(ask, patience_s=UNLIMITED_S, pause=PAUSE, on_wait=log_failure)
 
     async def _wait(self, message: JetStreamMessage, item: WorkItem) -> None:
         """Wait for the end of an item that runs here; if it is not acknowledged then, process the advisory again."""

@@ -38,7 +38,7 @@ from jetspark.app.handlers.machine import PROGRESS_PART
 from jetspark.app.handlers.partitions import PIN_GROUP, copied_from
 from jetspark.app.handlers.reading import HandlerReading
 from jetspark.app.handlers.retry import Reject
-from jetspark.app.patience import FOR_EVER_S, patiently
+from jetspark.app.patience import UNLIMITED_S, patiently
 from jetspark.app.stored_events import StoredEvent
 from jetspark.core.backoff import Backoff
 from jetspark.core.headers import last_value, readable
@@ -186,7 +186,7 @@ class Intake:
             self._tenure = None
             # The partition may have moved on in the meantime, or the worker is to end.
             if self._tasks is not None and self in self._worker.intakes and not self._worker.is_stopping:
-                await patiently(partial(self.start, self._tasks), patience_s=FOR_EVER_S)
+                await patiently(partial(self.start, self._tasks), patience_s=UNLIMITED_S)
 
     async def hand_on(self) -> None:
         """Release the partition; when this returns, this intake no longer uses its consumers."""

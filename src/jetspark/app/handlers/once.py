@@ -35,7 +35,7 @@ from jetspark.app.contracts.envelope import Encoded
 from jetspark.app.contracts.faults import error_text
 from jetspark.app.finite_json import check_finite
 from jetspark.app.handlers.retry import RetryIn
-from jetspark.app.patience import FOR_EVER_S, patiently
+from jetspark.app.patience import UNLIMITED_S, patiently
 from jetspark.app.topology.names import escape_token
 from jetspark.core.arguments import text
 from jetspark.core.backoff import Backoff
@@ -170,7 +170,7 @@ class OnceRecords:
                 if attempts == 1 or (await self._records.get(key)).value != record:
                     raise
 
-        await patiently(write, patience_s=FOR_EVER_S, pause=RECORD_PAUSE)
+        await patiently(write, patience_s=UNLIMITED_S, pause=RECORD_PAUSE)
 
     async def _claim(self, key: str) -> int | _Recorded:
         """Claim the effect; returns the revision of the claim, or the recorded result.

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, cast
 
 from jetspark.aio.kv import KeyValue
 from jetspark.app.contracts.tokens import unescape
-from jetspark.app.patience import FOR_EVER_S, patiently
+from jetspark.app.patience import UNLIMITED_S, patiently
 from jetspark.app.topology.names import escape_token
 from jetspark.core.backoff import Backoff
 from jetspark.errors import ConfigError, Conflict, JetSparkError, KeyExists, KeyNotFound
@@ -66,7 +66,7 @@ class Lease:
 
     async def acquire(self) -> None:
         """Wait until this process owns the lease."""
-        await patiently(self._acquire, patience_s=FOR_EVER_S, pause=PAUSE, on_wait=self._log_failure)
+        await patiently(self._acquire, patience_s=UNLIMITED_S, pause=PAUSE, on_wait=self._log_failure)
 
     async def _acquire(self) -> None:
         while not await self.try_acquire():

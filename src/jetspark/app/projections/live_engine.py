@@ -21,7 +21,7 @@ from jetspark.aio.jetstream import JetStream
 from jetspark.aio.ordered import Reading
 from jetspark.aio.stream_message import JetStreamMessage
 from jetspark.app.contracts.catalogue import Catalogue
-from jetspark.app.patience import FOR_EVER_S, patiently
+from jetspark.app.patience import UNLIMITED_S, patiently
 from jetspark.app.projections.fold_crashes import READING, FoldCrashes, FoldDied
 from jetspark.app.projections.live_options import LiveCounts, LiveOptions, RestartPass
 from jetspark.app.projections.live_projection import LiveProjection
@@ -256,7 +256,7 @@ class LiveEngine:
             failure.error,
         )
         await patiently(
-            lambda: write_unreadable(self._js, self._app.name, message, failures), patience_s=FOR_EVER_S, pause=PAUSE
+            lambda: write_unreadable(self._js, self._app.name, message, failures), patience_s=UNLIMITED_S, pause=PAUSE
         )
         self.counts.dead_letters += 1
 

@@ -20,7 +20,7 @@ from jetspark.aio.context import context_of
 from jetspark.aio.jetstream import JetStream
 from jetspark.aio.kv import KeyValue
 from jetspark.app.contracts.catalogue import Catalogue
-from jetspark.app.patience import FOR_EVER_S, patiently
+from jetspark.app.patience import UNLIMITED_S, patiently
 from jetspark.app.projections.bucket_refs import BucketRef, check_version, find_bucket, open_records, watch_bucket
 from jetspark.app.projections.fold_crashes import FoldCrashes
 from jetspark.app.projections.leases import Lease, LeaseLost, PartitionShares
@@ -181,7 +181,7 @@ class ProjectionWorker:
 
     async def _trying(self, work: Callable[[], Awaitable[T]]) -> T:
         """Retry without limit what the server does not answer."""
-        return await patiently(work, patience_s=FOR_EVER_S, pause=PAUSE, on_wait=self._log_failure)
+        return await patiently(work, patience_s=UNLIMITED_S, pause=PAUSE, on_wait=self._log_failure)
 
     def _log_failure(self, error: JetSparkError) -> None:
         _logger.warning("app %s: projections: %s; trying again", self.app.name, error)

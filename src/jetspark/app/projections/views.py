@@ -110,7 +110,7 @@ class _Found(NamedTuple):
     current: Current
 
 
-ANEW = _Found("", NOTHING)
+RESTARTED = _Found("", NOTHING)
 """Stands for a restart: the following entries are of another bucket, or of the same one from its beginning."""
 
 
@@ -334,7 +334,7 @@ class View(Generic[S]):
             async with aclosing(self._changes(name)) as changes:
                 current = NOTHING
                 async for change in changes:  # None after the present entries: a key without an entry has no state
-                    if change is ANEW:
+                    if change is RESTARTED:
                         current = NOTHING
                         continue
                     if change is not None:
@@ -358,7 +358,7 @@ class View(Generic[S]):
         fresh: set[str] = set()
         async with aclosing(self._changes(*dict.fromkeys(map(self._spec.bucket_key, keys)))) as changes:
             async for change in changes:
-                if change is ANEW:
+                if change is RESTARTED:
                     shown, fresh = shown | fresh, set()
                 elif change is None:
                     for name in sorted(shown - fresh):
@@ -392,7 +392,7 @@ class View(Generic[S]):
         current, position, is_initial = NOTHING, 0, True
         async with aclosing(self._changes(name, position_key())) as changes:
             async for change in changes:
-                if change is ANEW:
+                if change is RESTARTED:
                     current, position, is_initial = NOTHING, 0, True
                     continue
                 if change is None:
@@ -412,7 +412,7 @@ class View(Generic[S]):
         raise UsageError("the connection was closed")
 
     async def _changes(self, *names: str) -> AsyncGenerator[_Found | None, None]:
-        """Yields ``ANEW``, the present entries, None, then every change; and the same for the new bucket after a swap.
+        """Yields ``RESTARTED``, the present entries, None, then every change; and the same after a swap.
 
         Raises:
             RequestTimeout: No answer at the start. Later errors of a server that is away are retried.
@@ -428,7 +428,7 @@ class View(Generic[S]):
                 watch.changes(options, initial_marker=True, ignore_deletes=False),
             )
             try:
-                yield ANEW
+                yield RESTARTED
                 async with aclosing(_until(entries, changed)) as found:
                     async for each in found:
                         has_begun = True
@@ -689,7 +689,7 @@ class ViewReplica(Generic[S]):
         try:
             async with aclosing(self._view._changes()) as changes:
                 async for change in changes:
-                    if change is ANEW:
+                    if change is RESTARTED:
                         states, position, is_whole = {}, 0, False
                         continue
                     if change is None:

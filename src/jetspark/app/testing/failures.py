@@ -29,7 +29,7 @@ RETRY_LATER_S = 3600.0
 # A quick election: the default retry policy outlasts it with any jitter.
 ELECTION_S = 1.0
 # Handlers that take longer than this, or are started more often than this for each event, are reported as endless.
-SETTLE_S = 3600.0
+LONGEST_RUN_S = 3600.0
 MOST_STARTS = 100
 # How often the application is checked.
 LOOK_S = 5.0
@@ -86,7 +86,7 @@ class Scenario:
             try:
                 return await self.test.settled(timeout=LOOK_S)
             except RequestTimeout as error:
-                if self.observer.starts > most or self.test.now > began + SETTLE_S:
+                if self.observer.starts > most or self.test.now > began + LONGEST_RUN_S:
                     words = f"{error.what}, and handlers were started {self.observer.starts} times"
                     raise RequestTimeout(words, self.test.now - began) from None
 

@@ -364,7 +364,7 @@ class TestApp:
             workers.cancel()
             await asyncio.wait([workers])
         for process in self._killed:
-            await process.bury()
+            await process.clean_up()
         await self._exits.aclose()
         self._check_workers()
 

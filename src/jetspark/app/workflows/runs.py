@@ -34,7 +34,7 @@ class RunRetry:
     """Dead letters of it that are handled again."""
     results: RedriveResults | None = None
     """The outcomes of the redriven dead letters, if the call waited for them."""
-    is_begun_anew: bool = False
+    is_restarted: bool = False
     """True if the run had failed and was restarted."""
 
 
@@ -185,7 +185,7 @@ class WorkflowRuns:
 
         with _caused_by(first):
             await self._entities.modify(key, decide)
-        return RunRetry(is_begun_anew=True)
+        return RunRetry(is_restarted=True)
 
     async def _read_event(self, sequence: int) -> Decoded | None:
         stream = await self._writer.js.stream(self._app.stream)
