@@ -16,7 +16,7 @@ from jetspark.errors import ConfigError
 if TYPE_CHECKING:
     from jetspark.spark import ReplayEngine
 
-__all__ = ["EngineOptions", "Master", "PyFiles", "SparkTarget", "spark_target"]
+__all__ = ["EngineChoice", "EngineOptions", "Master", "PyFiles", "SparkTarget", "spark_target"]
 
 Master = Annotated[
     str | None,
@@ -61,23 +61,14 @@ def spark_target(engine: str, master: str | None, py_files: list[str] | None) ->
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineOptions:
-    """The engine that folds, and the archive that it reads from, too."""
+class EngineChoice:
+    """The engine that does the work."""
 
     engine: Annotated[
         Literal["live", "spark"], typer.Option("--engine", help="The engine: this process (live), or Spark.")
     ] = "live"
     master: Master = None
     py_files: PyFiles = None
-    archive: Annotated[
-        str | None,
-        typer.Option(
-            "--archive",
-            metavar="URI",
-            help="The root of an archive with the stream: a folder, or a URI such as s3://BUCKET/FOLDER. Older events "
-            "come from there.",
-        ),
-    ] = None
 
     @property
     def target(self) -> SparkTarget | None:
@@ -87,6 +78,21 @@ class EngineOptions:
             ConfigError: There are options for Spark with the live engine.
         """
         return spark_target(self.engine, self.master, self.py_files)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions(EngineChoice):
+    """The engine that folds events, and the archive that has the older ones."""
+
+    archive: Annotated[
+        str | None,
+        typer.Option(
+            "--archive",
+            metavar="URI",
+            help="The root of an archive with the stream: a folder, or a URI such as s3://BUCKET/FOLDER. Older events "
+            "come from there.",
+        ),
+    ] = None
 
     @property
     def archive_text(self) -> str:
