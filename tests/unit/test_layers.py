@@ -195,6 +195,7 @@ PURE_EXCEPTIONS = {
     "jetstream.objects": {"os", OPEN},  # a source given as a path is opened by the generator that reads it
     "jetstream.part_file": {"os", OPEN},  # the drivers call it in a thread; its subject is a file
     "spark.options": {"os", "pathlib"},  # secrets that options name come from the executor's environment and files
+    "spark.schema": {"sys"},  # looks whether Sail is loaded, which takes other types
     "app.contracts.event_ids": {"os"},  # getpid() detects a fork: the counter must not repeat the parent's ids
     "app.contracts.field_rules": {"uuid"},  # UUID is a type of fields
     "app.contracts.tokens": {"uuid"},  # UUID is a type of values in subjects

@@ -457,8 +457,13 @@ class HandlerWorker:
                 return self._loop.time()
             case Acknowledge():
                 return await self._acknowledge(step)
-            case ReportDropped():
-                self._report_dropped(step)
+            case ReportDropped(item, cause):
+                self.log.error(
+                    "event %d: given up (%s: %s); dropped, since the handler has no dead letters",
+                    *(item.sequence, cause.error, cause.message),
+                )
+                if self.reports is not None:
+                    self.reports.step(step)
                 return None
         failures = 0
         while True:
@@ -493,17 +498,6 @@ class HandlerWorker:
             self.log.warning("event %d: acknowledgement not confirmed (%s); continuing", step.item.sequence, error)
             return False
         return True
-
-    def _report_dropped(self, step: ReportDropped) -> None:
-        kind, text = step.cause.error, step.cause.message
-        self.log.error(
-            "event %d: given up (%s: %s); dropped, since the handler has no dead letters",
-            step.item.sequence,
-            kind,
-            text,
-        )
-        if self.reports is not None:
-            self.reports.step(step)
 
     async def _pause(self) -> None:
         breaker = self.spec.breaker
