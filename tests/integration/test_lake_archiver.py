@@ -21,7 +21,7 @@ from support.object_stores import Fault, s3_server
 from jetspark import StreamConfig
 from jetspark.blocking import JetStream, Stream, connect
 from jetspark.errors import DataLoss, NetworkError, RequestTimeout, StoreUnavailable, StreamNotFound, StreamWentBack
-from jetspark.lake import ArchiveOptions, archive_streams, find_tables, verify_archive
+from jetspark.lake import ArchiveCommit, ArchiveOptions, archive_streams, find_tables, verify_archive
 from jetspark.lake.lease import BUCKET
 from jetspark.lake.rows import messages_of
 from jetspark.lake.verification import rows_between
@@ -170,6 +170,22 @@ def test_full_files_are_committed_at_once_and_others_after_a_time(js: JetStream,
     with archiving(js, stream.name, lake, every_s=0.2):
         until(lambda: reached(lake) == 41_000)
     proved(only_table(lake), js)
+
+
+def test_several_streams_are_archived_side_by_side_and_each_commit_is_told(js: JetStream, lake: Path) -> None:
+    streams = [new_stream(js), new_stream(js)]
+    commits: list[ArchiveCommit] = []
+    options = ArchiveOptions(to=str(lake))
+    for number, stream in enumerate(streams):
+        fill(js, stream, 10 + number)
+    archive_streams(js, [each.name for each in streams], options, once=True, on_commit=commits.append)
+    assert sorted((each.table.identity.stream, each.snapshot.position.next) for each in commits) == sorted(
+        [(streams[0].name, 11), (streams[1].name, 12)]
+    )
+    for commit in commits:
+        found = rows_between(commit.table, commit.files, 1, 100)
+        assert sum(rows.num_rows for rows in found) == commit.snapshot.position.next - 1
+        proved(commit.table, js)
 
 
 def test_a_stream_with_limits_is_committed_long_before_them(js: JetStream, lake: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -112,6 +114,18 @@ def test_both_engines_at_once_write_each_message_once(
             spark.join()
     archive(js, stream.name, tmp_path)
     assert proved(only_table(tmp_path), js).rows == 40_000
+
+
+def test_the_command_archives_on_spark(js: JetStream, server: NatsServer, tmp_path: Path) -> None:
+    stream = new_stream(js)
+    fill(js, stream, 100)
+    command = [sys.executable, "-m", "jetspark", "archive", "run", stream.name, "--to", str(tmp_path), "--once"]
+    options = ["--engine", "spark", "--servers", server.url, "--lease", "0"]
+    archive(js, stream.name, tmp_path)
+    fill(js, stream, 100)
+    done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert proved(only_table(tmp_path), js).rows == 200
 
 
 def test_options_are_checked_on_the_driver(spark: SparkSession) -> None:

@@ -120,7 +120,8 @@ class WriterOptions:
         typer.Option("--typed", help="Also write a Delta table for each type of event. TARGET is an application."),
     ] = False
     lease: Annotated[
-        float, typer.Option("--lease", help="Seconds until another process takes over from a dead one.", min=1)
+        float,
+        typer.Option("--lease", help="Seconds until another process takes over from a dead one; 0: no lease.", min=0),
     ] = 30.0
 
     def options(self, place: Place) -> ArchiveOptions:
@@ -132,7 +133,7 @@ class WriterOptions:
             storage_options=place.options,
             every_s=seconds_of("--every", self.every),
             on_loss=self.on_loss,
-            lease_s=self.lease,
+            lease_s=self.lease or None,
         )
 
 
