@@ -83,6 +83,25 @@ def replay(spark, servers):
             assert (await verify(js, app, "counts", engine=engine)).to_dict() == right.to_dict()
     asyncio.run(both())
 
+def write_typed(spark, servers):
+    import jetspark.spark, shipped
+    rows = spark.range(0, 10, 1, 2).selectExpr("concat('w', id) AS name")
+    jetspark.spark.write_events(rows, shipped.app, shipped.Seen, servers=servers, writeId="typed")
+    jetspark.spark.write_events(rows, shipped.app, shipped.Seen, servers=servers, writeId="typed")
+    found = jetspark.spark.events(spark, shipped.app, shipped.Seen, servers=servers)
+    assert found.where("name LIKE 'w%'").count() == 10
+    bad = rows.selectExpr("nullif(name, 'w7') AS name")
+    try:
+        jetspark.spark.write_events(bad, shipped.app, shipped.Seen, servers=servers)
+    except jetspark.InvalidRows as error:
+        assert error.args[:3] == ("the frame", 10, 1), error.args
+    else:
+        raise AssertionError("a null was written")
+    jetspark.spark.write_events(bad, shipped.app, shipped.Seen, servers=servers, invalid="dead_letter")
+    assert jetspark.spark.dead_letters(spark, shipped.app, servers).count() == 1
+    assert found.where("name LIKE 'w%'").count() == 10  # a frame is planned once
+    assert jetspark.spark.unreadable_events(spark, shipped.app, servers).count() == 0
+
 def stream_installed(spark, servers):
     # An application that is installed where workers run.
     import asyncio, jetspark.spark, jetspark.blocking
@@ -177,6 +196,7 @@ register(spark)
 # Not a stream: its tasks cannot import what was shipped, while those of a batch in the same session can.
 project(spark, sys.argv[1], lambda path: spark.addArtifact(path, pyfile=True))
 replay(spark, sys.argv[1])
+write_typed(spark, sys.argv[1])
 stream_installed(spark, sys.argv[1])
 read_and_write(spark, sys.argv[1])
 spark.stop()
@@ -197,6 +217,7 @@ spark = (
 )
 register(spark)
 project(spark, sys.argv[1], spark.sparkContext.addPyFile, streams=True)
+write_typed(spark, sys.argv[1])
 read_and_write(spark, sys.argv[1])
 spark.stop()
 """,
