@@ -27,6 +27,7 @@ from jetspark.spark.kv import reading as kv_reading
 from jetspark.spark.kv import rows as kv_rows
 from jetspark.spark.kv import writing as kv_writing
 from jetspark.spark.options import Connecting, describe, read_options
+from jetspark.spark.schema import arrow_of
 from jetspark.state.changes import Change
 
 BUCKET = {"bucket": "orders"}
@@ -152,7 +153,7 @@ def delivered(sequence: int, key: str = "a", data: bytes = b"", headers: bytes |
 def test_messages_become_the_columns_that_are_asked_for() -> None:
     mark = b"NATS/1.0\r\nKV-Operation: DEL\r\n\r\n"
     messages = [delivered(7, "order.1", b"\xff"), delivered(9, "order.2", headers=mark)]
-    batch = kv_rows.columns(messages, len("$KV.orders."), kv_reading._arrow(kv_reading.SCHEMA))
+    batch = kv_rows.columns(messages, len("$KV.orders."), arrow_of(kv_reading.SCHEMA))
     moment = datetime.datetime.fromtimestamp(1700000000, datetime.UTC).replace(microsecond=123456)
     assert batch.to_pylist() == [
         {"key": "order.1", "value": b"\xff", "revision": 7, "created": moment, "operation": "put"},
