@@ -96,15 +96,21 @@ def test_a_rebuild_on_spark_equals_the_live_projection_that_saw_everything(
 def test_states_of_any_time_are_folded_from_both(
     spark: SparkSession, server: NatsServer, bank: JetStream, lake: str
 ) -> None:
-    def at(last: int, **options: Any) -> Any:
+    def at(last: int | None, **options: Any) -> Any:
         rows = fold_states(app, spark, server.url, projections=["totals"], to_sequence=last, **options).collect()
         return {row.key: (bytes(row.value), row.sequence) for row in rows}
 
     before = {last: at(last) for last in (200, 900, COUNT)}
+    moments = {last: bank.stream("BANK").get_message(last + 1).timestamp for last in (200, 900)}
     archive_stream(bank, lake, "BANK", until=801, files=2)
     bank.stream("BANK").purge(up_to_sequence=750)
     for last, states in before.items():
         assert at(last, archive=lake) == states
+    for last, moment in moments.items():
+        assert at(None, archive=lake, until=moment) == before[last]
+    assert at(None, until=moments[900]) == at(900)  # of the stream alone
+    with pytest.raises(ConfigError, match="no to_sequence beside it"):
+        at(5, until=moments[200])
 
 
 def test_a_stream_of_projections_begins_in_the_archive(

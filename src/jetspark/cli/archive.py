@@ -16,7 +16,7 @@ import typer
 
 from jetspark.cli.apps import EXIT_DIFFERENCE, Servers, connection_options, load_app
 from jetspark.cli.bars import interrupt_message, sequence_bar
-from jetspark.cli.engine_options import EngineChoice, SparkTarget
+from jetspark.cli.engine_options import EngineOptions, SparkTarget
 from jetspark.cli.option_groups import Output, Reported, with_groups
 from jetspark.cli.signals import EndSignal
 from jetspark.cli.tables import TerminalTable
@@ -139,7 +139,7 @@ class WriterOptions:
 
 @archive.command()
 @with_groups
-def run(target: Target, place: Place, writer: WriterOptions, engine: EngineChoice, servers: Servers = None) -> None:
+def run(target: Target, place: Place, writer: WriterOptions, engine: EngineOptions, servers: Servers = None) -> None:
     """Archive a stream until SIGTERM or Ctrl-C, then commit the messages read so far, and exit with code 0.
 
     Each message is in the archive exactly once, whenever a process is killed. A second process waits until the first

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,9 +13,10 @@ from jetspark.cli.apps import connection_options, load_app
 from jetspark.errors import ConfigError
 
 if TYPE_CHECKING:
+    from jetspark.lake.reading import ArchiveRoot
     from jetspark.spark import ReplayEngine
 
-__all__ = ["EngineChoice", "EngineOptions", "Master", "PyFiles", "SparkTarget", "spark_target"]
+__all__ = ["EngineOptions", "Master", "PyFiles", "SparkTarget", "spark_target"]
 
 Master = Annotated[
     str | None,
@@ -61,8 +61,8 @@ def spark_target(engine: str, master: str | None, py_files: list[str] | None) ->
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineChoice:
-    """The engine that does the work."""
+class EngineOptions:
+    """The engine that folds."""
 
     engine: Annotated[
         Literal["live", "spark"], typer.Option("--engine", help="The engine: this process (live), or Spark.")
@@ -79,28 +79,10 @@ class EngineChoice:
         """
         return spark_target(self.engine, self.master, self.py_files)
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineOptions(EngineChoice):
-    """The engine that folds events, and the archive that has the older ones."""
-
-    archive: Annotated[
-        str | None,
-        typer.Option(
-            "--archive",
-            metavar="URI",
-            help="The root of an archive with the stream: a folder, or a URI such as s3://BUCKET/FOLDER. Older events "
-            "come from there.",
-        ),
-    ] = None
-
-    @property
-    def archive_text(self) -> str:
-        """``--archive`` as it was given, with a space before it; empty without it."""
-        return "" if self.archive is None else f" --archive {shlex.quote(self.archive)}"
-
     @contextmanager
-    def started(self, app: str, servers: str | None, projection: str) -> Iterator[ReplayEngine | None]:
+    def started(
+        self, app: str, servers: str | None, projection: str, archive: ArchiveRoot | None = None
+    ) -> Iterator[ReplayEngine | None]:
         """Start Spark for one projection, and stop it at the end of the block; None for the live engine."""
         target = self.target
         if target is None:
@@ -113,7 +95,7 @@ class EngineOptions(EngineChoice):
 
         name = spec_of(load_app(app).spec, projection).name
         given = spark_options(connection_options(servers))
-        if self.archive is not None:
-            given["archive"] = self.archive
+        if archive is not None:
+            given["archive"] = archive
         with short_session(f"jetspark-{name}", master=target.master, py_files=target.py_files) as spark:
             yield ReplayEngine(app, spark, projection=name, **given)

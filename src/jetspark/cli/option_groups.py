@@ -6,6 +6,7 @@ import dataclasses
 import datetime
 import inspect
 import json
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Protocol, get_type_hints
@@ -17,8 +18,9 @@ from jetspark.errors import ConfigError
 
 if TYPE_CHECKING:
     from jetspark.app.replay import ReplayRequest
+    from jetspark.lake.reading import ArchiveRoot
 
-__all__ = ["EventRange", "JobOptions", "Output", "WorkflowRange", "check_combination", "with_groups"]
+__all__ = ["EventRange", "JobOptions", "OlderEvents", "Output", "WorkflowRange", "check_combination", "with_groups"]
 
 
 def with_groups(command: Callable[..., None]) -> Callable[..., None]:
@@ -89,6 +91,50 @@ class JobOptions:
     resume: Annotated[
         str | None, typer.Option("--resume", metavar="ID", help="Continue the interrupted work with this id.")
     ] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OlderEvents:
+    """The archive that events come from that the stream no longer has."""
+
+    archive: Annotated[
+        str | None,
+        typer.Option(
+            "--archive",
+            metavar="URI",
+            help="An archive with the stream, for older events: a folder, or a URI such as s3://bucket/folder.",
+        ),
+    ] = None
+    storage_option: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--storage-option",
+            metavar="KEY=VALUE",
+            help="With --archive: an option of the object store, such as aws_endpoint; may be repeated.",
+        ),
+    ] = None
+
+    @property
+    def root(self) -> ArchiveRoot | None:
+        """
+        Raises:
+            ConfigError: There are options for a store without an archive, or one has no value.
+        """
+        if self.archive is None:
+            if self.storage_option:
+                raise ConfigError("--storage-option needs --archive")
+            return None
+        from jetspark.lake.reading import ArchiveRoot  # says which extra is missing, if it is
+
+        pairs = [each.partition("=") for each in self.storage_option or ()]
+        for name, equals, _ in pairs:
+            if not equals or not name:  # not shown whole: it may be a secret
+                raise ConfigError(f"--storage-option {name}: expected KEY=VALUE, such as aws_region=eu-west-1")
+        return ArchiveRoot(self.archive, {name: value for name, _, value in pairs})
+
+    def __str__(self) -> str:
+        """As it was given, with a space before it, but for options of the store; empty without an archive."""
+        return "" if self.archive is None else f" --archive {shlex.quote(self.archive)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

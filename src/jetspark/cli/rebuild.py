@@ -10,7 +10,7 @@ import typer
 from jetspark.cli.apps import EXIT_DIFFERENCE, AppName, with_server
 from jetspark.cli.bars import interrupt_message, job_bar
 from jetspark.cli.engine_options import EngineOptions
-from jetspark.cli.option_groups import JobOptions, Output, check_combination
+from jetspark.cli.option_groups import JobOptions, OlderEvents, Output, check_combination
 from jetspark.core.gc_tuning import seldom_collecting
 from jetspark.errors import ConfigError
 
@@ -85,6 +85,7 @@ def rebuild(
     projection: Projection,
     choice: RebuildChoice,
     engine: EngineOptions,
+    older: OlderEvents,
     job: JobOptions,
     output: Output,
 ) -> None:
@@ -109,27 +110,31 @@ def rebuild(
                 app,
                 servers,
                 lambda js, it: replay.repair_keys(
-                    js, it, projection, keys, rate=rate, on_progress=show, archive=engine.archive
+                    js, it, projection, keys, rate=rate, on_progress=show, archive=older.root
                 ),
             )
         output.print(repaired)
         return
     if choice.dry_run:
-        with engine.started(app, servers, projection) as spark, seldom_collecting():
+        with engine.started(app, servers, projection, older.root) as spark, seldom_collecting():
             preview = with_server(
                 app,
                 servers,
-                lambda js, it: replay.preview_rebuild(
-                    js, it, projection, rate=rate, engine=spark, archive=engine.archive
-                ),
+                lambda js, it: replay.preview_rebuild(js, it, projection, rate=rate, engine=spark, archive=older.root),
             )
         output.print(preview)
         return
-    _fold(app, projection, choice, engine, job, output)
+    _fold(app, projection, choice, engine, older, job, output)
 
 
 def _fold(
-    app: str, projection: str, choice: RebuildChoice, engine: EngineOptions, job: JobOptions, output: Output
+    app: str,
+    projection: str,
+    choice: RebuildChoice,
+    engine: EngineOptions,
+    older: OlderEvents,
+    job: JobOptions,
+    output: Output,
 ) -> None:
     """Fold into a new bucket, and use it as the options say."""
     from jetspark.app import replay
@@ -141,7 +146,7 @@ def _fold(
         "--engine spark": engine.engine == "spark",
     }
     again = " ".join([f"jetspark rebuild {app} {projection}", *(name for name, is_given in given.items() if is_given)])
-    again += engine.archive_text
+    again += str(older)
     options = replay.RebuildOptions(
         check=choice.verify,
         swap=choice.swap,
@@ -150,14 +155,16 @@ def _fold(
         resume=job.resume,
         from_bucket=choice.from_bucket,
     )
-    servers, as_json = output.servers, output.as_json
-    with engine.started(app, servers, projection) as spark, job_bar(as_json, again) as show, seldom_collecting():
+    servers, archive = output.servers, older.root
+    with (
+        engine.started(app, servers, projection, archive) as spark,
+        job_bar(output.as_json, again) as show,
+        seldom_collecting(),
+    ):
         done = with_server(
             app,
             servers,
-            lambda js, it: replay.rebuild(
-                js, it, projection, options, on_progress=show, engine=spark, archive=engine.archive
-            ),
+            lambda js, it: replay.rebuild(js, it, projection, options, on_progress=show, engine=spark, archive=archive),
         )
     output.print(done)
 
@@ -170,6 +177,7 @@ def verify(
         int | None, typer.Option("--to-seq", help="The sequence to compare at; by default the end of the stream.")
     ] = None,
     engine: EngineOptions,
+    older: OlderEvents,
     rate: Annotated[float | None, typer.Option("--rate", help="Events each second, at most.", min=0.001)] = None,
     output: Output,
 ) -> None:
@@ -180,11 +188,11 @@ def verify(
     from jetspark.app import replay
 
     options = replay.VerifyOptions(to_seq=to_seq, rate=rate)
-    with engine.started(app, output.servers, projection) as spark, interrupt_message(), seldom_collecting():
+    with engine.started(app, output.servers, projection, older.root) as spark, interrupt_message(), seldom_collecting():
         found = with_server(
             app,
             output.servers,
-            lambda js, it: replay.verify(js, it, projection, options, engine=spark, archive=engine.archive),
+            lambda js, it: replay.verify(js, it, projection, options, engine=spark, archive=older.root),
         )
     output.print(found)
     if not output.as_json:

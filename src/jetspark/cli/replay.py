@@ -10,7 +10,7 @@ import typer
 from jetspark.cli.apps import EXIT_DIFFERENCE, AppName, load_app, with_server
 from jetspark.cli.bars import job_bar
 from jetspark.cli.engine_options import EngineOptions
-from jetspark.cli.option_groups import EventRange, JobOptions, Output, check_combination
+from jetspark.cli.option_groups import EventRange, JobOptions, OlderEvents, Output, check_combination
 from jetspark.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ def replay(
         bool, typer.Option("--effects", help="With a handler: carry out its effects. By default they are held back.")
     ] = False,
     engine: EngineOptions,
+    older: OlderEvents,
     job: JobOptions,
     output: Output,
 ) -> None:
@@ -52,11 +53,11 @@ def replay(
         check_combination("--resume", given, "it continues with the range that the replay began with")
     if _is_handler(app, name):
         check_combination("--engine spark", {"a handler": engine.engine != "live"}, "this process calls handlers")
-        _replay_to_handler(app, name, request, engine, job, output, dry_run=dry_run, effects=effects)
+        _replay_to_handler(app, name, request, older, job, output, dry_run=dry_run, effects=effects)
         return
     if effects:
         raise ConfigError(f"--effects needs a handler, and {name!r} is a projection")
-    _replay_to_projection(app, name, request, engine, job, output, dry_run=dry_run)
+    _replay_to_projection(app, name, request, engine, older, job, output, dry_run=dry_run)
 
 
 def _is_handler(app: str, name: str) -> bool:
@@ -79,7 +80,7 @@ def _replay_to_handler(
     app: str,
     name: str,
     request: ReplayRequest,
-    engine: EngineOptions,
+    older: OlderEvents,
     job: JobOptions,
     output: Output,
     *,
@@ -93,19 +94,19 @@ def _replay_to_handler(
             with_server(
                 app,
                 output.servers,
-                lambda js, it: plan_handler_replay(js, it, name, request, rate=job.rate, archive=engine.archive),
+                lambda js, it: plan_handler_replay(js, it, name, request, rate=job.rate, archive=older.root),
             )
         )
         return
     options = HandlerReplayOptions(effects=effects, rate=job.rate, resume=job.resume)
     on_plan = None if output.as_json else _print_plan
-    again = f"jetspark replay {app} {name}{' --effects' if effects else ''}{engine.archive_text}"
+    again = f"jetspark replay {app} {name}{' --effects' if effects else ''}{older}"
     with job_bar(output.as_json, again) as show:
         done = with_server(
             app,
             output.servers,
             lambda js, it: replay_handler(
-                js, it, name, request, options, on_plan=on_plan, on_progress=show, archive=engine.archive
+                js, it, name, request, options, on_plan=on_plan, on_progress=show, archive=older.root
             ),
         )
     output.print(done)
@@ -118,6 +119,7 @@ def _replay_to_projection(
     name: str,
     request: ReplayRequest,
     engine: EngineOptions,
+    older: OlderEvents,
     job: JobOptions,
     output: Output,
     *,
@@ -125,15 +127,13 @@ def _replay_to_projection(
 ) -> None:
     from jetspark.app.replay import ReplayOptions, plan_replay, run_replay
 
-    with engine.started(app, output.servers, name) as spark:
+    with engine.started(app, output.servers, name, older.root) as spark:
         if dry_run:
             output.print(
                 with_server(
                     app,
                     output.servers,
-                    lambda js, it: plan_replay(
-                        js, it, name, request, rate=job.rate, engine=spark, archive=engine.archive
-                    ),
+                    lambda js, it: plan_replay(js, it, name, request, rate=job.rate, engine=spark, archive=older.root),
                 )
             )
             return
@@ -143,7 +143,7 @@ def _replay_to_projection(
             if not output.as_json:
                 _print_plan(plan)
 
-        again = f"jetspark replay {app} {name}{' --engine spark' if spark else ''}{engine.archive_text}"
+        again = f"jetspark replay {app} {name}{' --engine spark' if spark else ''}{older}"
         with job_bar(output.as_json, again) as show:
             done = with_server(
                 app,
@@ -157,7 +157,7 @@ def _replay_to_projection(
                     on_plan=on_plan,
                     on_progress=show,
                     engine=spark,
-                    archive=engine.archive,
+                    archive=older.root,
                 ),
             )
         output.print(done)

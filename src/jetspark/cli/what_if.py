@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from jetspark.cli.apps import EXIT_DIFFERENCE, AppName, connection_options, with_server
-from jetspark.cli.engine_options import EngineOptions
-from jetspark.cli.option_groups import Output, WorkflowRange
+from jetspark.cli.engine_options import EngineOptions, SparkTarget
+from jetspark.cli.option_groups import OlderEvents, Output, WorkflowRange
 
 if TYPE_CHECKING:
     from jetspark.app.replay import NewCode, ReplayRequest, WhatIf
+    from jetspark.lake.reading import ArchiveRoot
 
 __all__ = ["what_if"]
 
@@ -23,6 +24,7 @@ def what_if(
     code: Annotated[Path, typer.Option("--code", metavar="FILE", help="A module with the new version.")],
     events: WorkflowRange,
     engine: EngineOptions,
+    older: OlderEvents,
     output: Output,
 ) -> None:
     """Compare the decisions of a new version of a workflow with the recorded ones.
@@ -35,16 +37,21 @@ def what_if(
     from jetspark.app.replay import NewCode
 
     new = NewCode.read(code, app.partition(":")[0].rpartition(".")[0])
-    found = _compare(app, workflow, new, events.request(), engine, output.servers)
+    found = _compare(app, workflow, new, events.request(), engine.target, older.root, output.servers)
     output.print(found)
     if not found.is_equal:
         raise typer.Exit(EXIT_DIFFERENCE)
 
 
 def _compare(
-    app: str, workflow: str, code: NewCode, request: ReplayRequest, engine: EngineOptions, servers: str | None
+    app: str,
+    workflow: str,
+    code: NewCode,
+    request: ReplayRequest,
+    target: SparkTarget | None,
+    archive: ArchiveRoot | None,
+    servers: str | None,
 ) -> WhatIf:
-    target, archive = engine.target, engine.archive
     if target is None:
         from jetspark.app import replay
 

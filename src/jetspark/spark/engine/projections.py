@@ -7,6 +7,7 @@ Spark shuffles the rows by projection and key, and other tasks fold them and sto
 from __future__ import annotations
 
 import atexit
+import datetime
 import functools
 import importlib.util
 import json
@@ -40,6 +41,7 @@ from jetspark.spark.engine.projection_options import (
 from jetspark.spark.engine.reached_positions import read_positions, whole_head
 from jetspark.spark.formats import register
 from jetspark.spark.options import read_options
+from jetspark.spark.stream.heads import sequence_at
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -200,10 +202,11 @@ def fold_states(
     *,
     projections: Sequence[str] = (),
     to_sequence: int | None = None,
+    until: datetime.datetime | None = None,
     partitions: int | None = None,
     **options: Unpack[ProjectionKeywords],
 ) -> DataFrame:
-    """Fold the states of projections from the first event up to a sequence; stores nothing.
+    """Fold the states of projections from the first event up to a sequence or a time; stores nothing.
 
     Returns a frame with the columns ``projection``, ``key`` (in bucket spelling), ``value`` (null for a deleted key),
     ``sequence`` (of the last event in the state) and ``parked`` (the sequence of the event that the key is stuck at, or
@@ -211,9 +214,14 @@ def fold_states(
 
     Args:
         to_sequence: Last sequence; by default the present end of the stream.
+        until: Instead of ``to_sequence``: only events stored before this moment.
     """
     check_pandas("jetspark.spark.fold_states")
+    if until is not None and (to_sequence is not None or until.tzinfo is None):
+        raise ConfigError(f"until={until}: expected a time with a zone, and no to_sequence beside it")
     plan = ProjectionPlan.of(app, spark, servers, projections, None, options, is_stored=False)
+    if until is not None:
+        to_sequence = plan.last_before(until)
     begin, _, last = plan.bounds(None, to_sequence)
     given = plan.options | {"startingOffsets": begin, "endingOffsets": str(last + 1)}
     frame = bring_together(spark.read.format(FORMAT).options(**given).load(), partitions)
@@ -352,6 +360,11 @@ class ProjectionPlan:
         if first is None or first <= head.whole_from:
             return "earliest", head.first, high
         return str(first), first, high
+
+    def last_before(self, moment: datetime.datetime) -> int:
+        """The last sequence stored before a moment."""
+        options = self.connecting
+        return patiently(options, lambda js: sequence_at(js, whole_head(js, options), moment)) - 1
 
     def pop_report(self, key: str) -> dict[str, int]:
         """Read and remove the report of the last commit."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
@@ -10,7 +11,7 @@ from jetspark.errors import ConfigError
 from jetspark.jetstream.kv import check_bucket, check_filter
 from jetspark.spark.connections import patiently
 from jetspark.spark.options import Connecting, boolean, check_disjoint, choice, count, milliseconds, names, option, text
-from jetspark.spark.stream.source_options import SourceOptions
+from jetspark.spark.stream.source_options import SourceOptions, moment, pairs
 from jetspark.state import tables
 
 __all__ = ["FORMAT", "BucketOptions", "ReadOptions", "StreamOptions", "WriteOptions"]
@@ -48,6 +49,21 @@ class BucketOptions(Connecting):
             is_first_contact=is_first_contact,
         )
 
+    def for_ranges(self) -> SourceOptions:
+        """The same for reading ranges of the stream behind the bucket."""
+        ways = {entry.name: getattr(self, entry.name) for entry in fields(Connecting)}
+        return SourceOptions(**ways, stream=(f"KV_{self.bucket}",), fetch_timeout_s=self.patience_s)
+
+
+def moment_of_table(value: str) -> int | datetime.datetime:
+    """A revision, or ISO 8601."""
+    if value.strip().replace("_", "").lstrip("-").isdecimal():
+        return count(value)
+    try:
+        return moment(value)
+    except ValueError:
+        raise ValueError("a revision, or a time such as 2026-03-20T10:14:30Z") from None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadOptions(BucketOptions):
@@ -57,7 +73,15 @@ class ReadOptions(BucketOptions):
         names, "only these keys, with commas between them; `*` is one token, a last `>` the rest", default=()
     )
     history: bool = option(boolean, "every revision the bucket still has, not only the last of each key", default=False)
-    as_of: int | None = option(count, "the table as it was when the bucket was at this revision")
+    as_of: int | datetime.datetime | None = option(  # noqa: RUF009
+        moment_of_table, "the table as it was when the bucket was at this revision, or at this time (ISO 8601)"
+    )
+    archive: str | None = option(
+        text, "with `asOf` or `history`: root of an archive of the bucket's stream `KV_<bucket>`, for older revisions"
+    )
+    archive_options: tuple[tuple[str, str], ...] = option(
+        pairs, "options of the archive's store, as JSON", default=(), secret=True
+    )
     include_deletes: bool | None = option(
         boolean, "rows for deleted and purged keys too; by default with `history` only"
     )
@@ -73,6 +97,10 @@ class ReadOptions(BucketOptions):
         for each in self.keys:
             check_filter(each)
         check_disjoint("keys", self.keys)
+        if self.archive is not None and self.as_of is None and not self.history:
+            raise ConfigError(f"{FORMAT}: archive={self.archive!r}: expected together with asOf or history")
+        if self.archive_options and self.archive is None:
+            raise ConfigError(f"{FORMAT}: archiveOptions: expected together with archive")
 
     @property
     def with_deletes(self) -> bool:
@@ -106,11 +134,6 @@ class StreamOptions(BucketOptions):
         start = self.starting_offsets
         if start not in ("earliest", "latest") and not (start.isdecimal() and len(start) < 20 and int(start) > 0):
             raise ConfigError(f"{FORMAT}: startingOffsets={start!r}: expected earliest, latest or a revision")
-
-    def for_ranges(self) -> SourceOptions:
-        """The same for reading ranges of the stream behind the bucket."""
-        ways = {entry.name: getattr(self, entry.name) for entry in fields(Connecting)}
-        return SourceOptions(**ways, stream=(f"KV_{self.bucket}",), fetch_timeout_s=self.patience_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ the bucket as the only stream and the keys as filters; :mod:`jetspark.spark.stre
 
 from __future__ import annotations
 
+import datetime
 import logging
 import sys
 from array import array
@@ -23,14 +24,18 @@ from jetspark.blocking import JetStream
 from jetspark.blocking.steps import ProcedureRunner
 from jetspark.core.gc_tuning import seldom_collecting
 from jetspark.errors import ConfigError
+from jetspark.lake.hybrid import Archives, HybridHead
+from jetspark.lake.reading import ArchiveRoot
 from jetspark.spark import offsets
-from jetspark.spark.connections import runner_for
+from jetspark.spark.connections import patiently, runner_for
 from jetspark.spark.kv.options import FORMAT, ReadOptions, StreamOptions
+from jetspark.spark.kv.past import PastRows, PastTable
 from jetspark.spark.kv.rows import ChangeColumns, TableRows
 from jetspark.spark.offsets import Limits, Offset, Sizes, StreamPosition
 from jetspark.spark.options import read_options
 from jetspark.spark.schema import KV_SCHEMA as SCHEMA
 from jetspark.spark.schema import AnySchema, arrow_of, spark_of
+from jetspark.spark.stream.heads import sequence_at
 from jetspark.spark.stream.reading import RangeReader
 from jetspark.spark.stream_follower import Follower
 from jetspark.spark.tasks import shortly
@@ -75,6 +80,16 @@ class Revisions(InputPartition):
 
 
 @dataclass(frozen=True)
+class PastRevisions(InputPartition):
+    """Some revisions of an archive and its bucket; all of the range without ``wanted``."""
+
+    part: Range
+    prefix: str
+    history: int
+    wanted: array[int] | None = None
+
+
+@dataclass(frozen=True)
 class RevisionRange(InputPartition):
     """Whatever the bucket has from one revision to another, both included."""
 
@@ -100,32 +115,78 @@ class TableReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         options = self._options
         bucket = options.open(options.keys, is_first_contact=True)
+        if options.archive is not None:
+            root = ArchiveRoot(options.archive, dict(options.archive_options))
+            return self._archived(bucket, Archives(root).extend(bucket.head))
+        as_of = self._revision(bucket.head)
         if options.history:
-            return self._ranges(bucket)
-        if options.as_of is None and (options.num_partitions or 1) == 1:
+            return self._ranges(bucket, as_of)
+        if as_of is None and (options.num_partitions or 1) == 1:
             return [Table(bucket.created)]
         plan = runner_for(options.connecting()).run(
-            tables.plan(
-                bucket, as_of=options.as_of, include_deletes=options.with_deletes, patience_s=options.patience_s
-            )
+            tables.plan(bucket, as_of=as_of, include_deletes=options.with_deletes, patience_s=options.patience_s)
         )
+        self._check_doubtful(bucket, plan)
+        number = options.num_partitions or _default_partitions(len(plan.wanted))
+        return [Revisions(bucket.created, plan.sequence, part) for part in plan.parts(number)]
+
+    def _revision(self, head: Head) -> int | None:
+        """The revision that ``asOf`` names, or the last one before its time; None for the present."""
+        as_of = self._options.as_of
+        if not isinstance(as_of, datetime.datetime):
+            return as_of
+        return patiently(self._options.connecting(), lambda js: sequence_at(js, head, as_of)) - 1
+
+    def _archived(self, bucket: tables.BucketView, head: Head) -> list[InputPartition]:
+        """The table at a moment, or all revisions up to it, from the archive and the bucket."""
+        options, as_of = self._options, self._revision(head)
+        last = head.next - 1 if as_of is None else as_of
+        if last >= head.next:
+            raise ConfigError(f"{FORMAT}: asOf={last}: the bucket is at {head.next - 1}")
+        if options.history:
+            number = options.num_partitions or _default_partitions(last + 1 - head.first)
+            parts = tables.split(head.first, last + 1, number)
+            return [
+                PastRevisions(self._part(head, bucket, first, end), bucket.prefix, bucket.history)
+                for first, end in parts
+            ]
+        table = PastTable(bucket, last)
+        # Every key, also those that were not asked for: a sequence without a message of any key is a gap.
+        whole = replace(self._part(head, bucket, head.first, head.next), subjects=())
+        for _ in RangeReader(options.for_ranges(), whole, table).batches():
+            pass
+        plan = table.plan(include_deletes=options.with_deletes)
+        self._check_doubtful(bucket, plan)
+        wanted = plan.parts(options.num_partitions or _default_partitions(len(plan.wanted)))
+        return [self._past(head, bucket, part[0], part[-1] + 1, part) for part in wanted if part]
+
+    def _past(
+        self, head: Head, bucket: tables.BucketView, first: int, end: int, wanted: array[int] | None = None
+    ) -> PastRevisions:
+        return PastRevisions(self._part(head, bucket, first, end), bucket.prefix, bucket.history, wanted)
+
+    def _part(self, head: Head, bucket: tables.BucketView, first: int, end: int) -> Range:
+        assert isinstance(head, HybridHead)
+        part = Range(head.stream, head.created, first, end, bucket.subjects)
+        return replace(head.range_of(part), is_kept=True)  # a bucket drops old revisions all the time
+
+    def _check_doubtful(self, bucket: tables.BucketView, plan: tables.TablePlan) -> None:
+        options = self._options
         if plan.doubtful and options.fail_on_data_loss:
             raise ConfigError(
-                f"{FORMAT}: asOf={options.as_of}: the bucket keeps {bucket.history} revisions of a key, and "
+                f"{FORMAT}: asOf={plan.sequence}: the bucket keeps {bucket.history} revisions of a key, and "
                 f"{len(plan.doubtful)} keys have been written so often since that their value then may be gone: "
                 f"{_some(plan.doubtful)}. More history would serve later moments only; failOnDataLoss=false leaves "
                 "them out"
             )
         if plan.doubtful:
             _logger.warning(
-                "asOf=%d: keys whose revisions may be removed are left out: %s", options.as_of, _some(plan.doubtful)
+                "asOf=%d: keys whose revisions may be removed are left out: %s", plan.sequence, _some(plan.doubtful)
             )
-        number = options.num_partitions or _default_partitions(len(plan.wanted))
-        return [Revisions(bucket.created, plan.sequence, part) for part in plan.parts(number)]
 
-    def _ranges(self, bucket: tables.BucketView) -> list[InputPartition]:
+    def _ranges(self, bucket: tables.BucketView, as_of: int | None) -> list[InputPartition]:
         options, state = self._options, bucket.info.state
-        last = state.last_sequence if options.as_of is None else options.as_of
+        last = state.last_sequence if as_of is None else as_of
         if last > state.last_sequence:
             raise ConfigError(f"{FORMAT}: asOf={last}: the bucket is at {state.last_sequence}")
         number = options.num_partitions or _default_partitions(state.messages)
@@ -135,6 +196,9 @@ class TableReader(DataSourceReader):
     @shortly
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         options = self._options
+        if isinstance(partition, PastRevisions):
+            yield from self._read_past(partition)
+            return
         if not isinstance(partition, Table | Revisions | RevisionRange):
             return  # Spark's way to say that there are none
         bucket = options.open(options.keys)
@@ -152,15 +216,27 @@ class TableReader(DataSourceReader):
                     if wanted:
                         pieces = runner.pieces(bucket.scan(wanted[0], wanted[-1], patience_s=patience_s))
                         yield from rows.of(_those(pieces, set(wanted)))
-                    self._check_complete(bucket, partition, rows.read)
+                    self._check_complete(partition.wanted, rows.read, bucket.history)
 
-    def _check_complete(self, bucket: tables.BucketView, partition: Revisions, read: int) -> None:
-        lost = len(partition.wanted) - read
+    def _read_past(self, partition: PastRevisions) -> Iterator[pa.RecordBatch]:
+        options, wanted = self._options, partition.wanted
+        schema = arrow_of(self._schema)
+        rows = PastRows(
+            partition.prefix, schema, None if wanted is None else set(wanted), with_deletes=options.with_deletes
+        )
+        with seldom_collecting():
+            batches = RangeReader(options.for_ranges(), partition.part, rows).batches()
+            yield from (batch for batch in batches if batch.num_rows)
+        if wanted is not None:
+            self._check_complete(wanted, rows.read, partition.history)
+
+    def _check_complete(self, wanted: Sequence[int], read: int, history: int) -> None:
+        lost = len(wanted) - read
         if not lost:
             return
         what = (
-            f"{lost} of {len(partition.wanted)} values of bucket {bucket.name!r} as of revision {partition.sequence} "
-            f"were overwritten while they were read: it keeps {bucket.history} revisions of a key"
+            f"{lost} of {len(wanted)} values of bucket {self._options.bucket!r} were overwritten while they were read: "
+            f"it keeps {history} revisions of a key"
         )
         if self._options.fail_on_data_loss:
             raise ConfigError(

@@ -19,9 +19,14 @@ from jetspark.state.tables import operation
 __all__ = ["ChangeColumns", "TableRows", "changes_of", "columns"]
 
 
-def columns(messages: Sequence[AckableMessage], prefix_length: int, schema: pa.Schema) -> pa.RecordBatch:
+def columns(messages: Sequence[Any], prefix_length: int, schema: pa.Schema) -> pa.RecordBatch:
     """The messages as rows; ``schema`` has some of the table's columns, in any order."""
-    found = stream_offsets(messages)
+    if isinstance(messages[0], StoredMessage):  # of an archive
+        sequences = pa.array([each.sequence for each in messages], pa.int64())
+        times_us = pa.array([each.timestamp for each in messages], pa.timestamp("us", "UTC"))
+    else:
+        found = stream_offsets(messages)
+        sequences, times_us = found.sequences, found.times_us
     arrays = []
     for column in schema:
         match column.name:
@@ -30,9 +35,9 @@ def columns(messages: Sequence[AckableMessage], prefix_length: int, schema: pa.S
             case "value":
                 values = [message.data for message in messages]
             case "revision":
-                values = found.sequences
+                values = sequences
             case "created":
-                values = found.times_us
+                values = times_us
             case _:
                 values = [operation(message) for message in messages]
         arrays.append(values.cast(column.type) if isinstance(values, pa.Array) else pa.array(values, column.type))

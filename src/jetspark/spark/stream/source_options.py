@@ -15,7 +15,7 @@ from jetspark.lake.reading import ArchiveRoot
 from jetspark.spark.offsets import Limits, Sizes, Where
 from jetspark.spark.options import Connecting, boolean, check_disjoint, count, milliseconds, names, option, size, text
 
-__all__ = ["Bound", "SourceOptions", "moment"]
+__all__ = ["Bound", "SourceOptions", "moment", "pairs"]
 
 
 @dataclass(frozen=True, slots=True)
