@@ -14,13 +14,9 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from jetspark.demo.compare_stage import compare
-from jetspark.demo.dead_letters import list_and_redrive
 from jetspark.demo.environment import DemoEnvironment, open_environment, remove_all
-from jetspark.demo.live_fold import fold_live
-from jetspark.demo.publish_stage import publish
+from jetspark.demo.live_stages import compare, fold_live, list_and_redrive, publish, replay_range
 from jetspark.demo.rebuild_stage import rebuild_beside_traffic
-from jetspark.demo.replay_stage import replay_range
 from jetspark.demo.screen import Screen
 from jetspark.demo.shop import RELEASE_1, RELEASE_2, Shop, load_shop
 from jetspark.demo.spark_fold import fold_on_spark
