@@ -8,6 +8,7 @@ users might have. The warm runs are what counts, as with the other workloads of 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import random
 import statistics
@@ -73,7 +74,7 @@ def _archiving(job: Job, *, on_spark: bool) -> Values:
 
         archive()
         runs = [archive() for _ in range(WARM_RUNS)]
-        pids = descendants(os.getpid()) if on_spark else iter([os.getpid()])
+        pids = itertools.chain([os.getpid()], descendants(os.getpid()) if on_spark else ())
         return {
             "messages_per_s": job.count / statistics.median(elapsed for elapsed, _ in runs),
             "bytes_per_message": runs[-1][1] / job.count,

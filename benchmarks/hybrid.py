@@ -136,7 +136,7 @@ HYBRID_READ = Workload(
     storage="file",
     replicas=1,
     metrics=(MESSAGES_PER_S, MEMORY),
-    baselines=("bare", "parquet"),
+    baselines=("bare", "parquet", "jetspark-stream"),
     bars=(
         Bar(
             claim="a read of archive and stream is at least as fast as a read of the stream",

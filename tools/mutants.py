@@ -159,7 +159,7 @@ MODULES = {
     "publish/window.py": ["tests/unit/test_window.py"],
     "spark/offsets.py": ["tests/unit/test_spark_offsets.py"],
     "spark/options.py": ["tests/unit/test_spark_options.py"],
-    "spark/reply_subjects.py": ["tests/unit/test_spark_reply_subjects.py"],
+    "lake/reply_subjects.py": ["tests/unit/test_lake_reply_subjects.py"],
     "state/changes.py": ["tests/unit/test_state_changes.py", "tests/unit/test_state_store.py"],
     "state/deliveries.py": ["tests/unit/test_state_deliveries.py"],
     "state/lookup.py": ["tests/unit/test_state_lookup.py"],

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import datetime
 import json
+import os
+import time
 from collections import Counter
 from collections.abc import Callable
 from decimal import Decimal
@@ -418,6 +420,7 @@ def files(folder: Path, number: int, count: int, bad: int | None = None) -> None
     ]
     hidden = folder / f".{number:04}.json"
     hidden.write_text("\n".join(lines))
+    os.utime(hidden, (time.time(), time.time() - 60 + number))  # the source takes the oldest file first
     hidden.rename(folder / f"{number:04}.json")
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-import pyarrow.compute as pc
+from jetspark.lake import arrow_functions as pc
 
 __all__ = ["Account", "account", "common", "missing_in", "repeated", "runs", "text", "union"]
 

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyarrow import parquet as pq
 
 from jetspark.errors import ArchiveDamaged, ConfigError, StoreRefused, UsageError
+from jetspark.lake import arrow_functions as pc
 from jetspark.lake.position import DataFile, StreamIdentity, data_path
 from jetspark.lake.rows import RAW_SCHEMA
 from jetspark.lake.store import FileStore

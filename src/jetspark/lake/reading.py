@@ -13,12 +13,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from jetspark.core.subjects import on_one_of
 from jetspark.errors import ConfigError, DataLoss
 from jetspark.jetstream.info import StoredMessage
 from jetspark.jetstream.wire import parse_time
+from jetspark.lake import arrow_functions as pc
 from jetspark.lake.archive import find_tables, open_table, raw_folder
 from jetspark.lake.parquet_files import read_footer, read_rows
 from jetspark.lake.position import ArchivePosition, DataFile, Snapshot, StreamIdentity

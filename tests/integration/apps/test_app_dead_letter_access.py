@@ -71,7 +71,10 @@ async def test_conditions_that_no_dead_letter_can_have_are_told(server: NatsServ
         ({"status": "closed"}, "status='closed': expected status=open or status=behind"),
         ({"sequence": "x"}, "sequence='x': expected a whole number"),
         ({"sequence": 1.5}, "sequence=1.5: expected"),
-        ({"keys": "a"}, "keys='a': expected one of handler, error, fingerprint, key, sequence, status, subject"),
+        (
+            {"keys": "a"},
+            "keys='a': expected one of handler, error, fingerprint, key, number, sequence, status, subject",
+        ),
     ):
         with pytest.raises(ConfigError, match=told):
             assert [each async for each in client.dead_letters.list(**wrong)]
