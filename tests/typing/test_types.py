@@ -28,9 +28,17 @@ def test_every_example_of_the_documentation_is_well_typed(tmp_path: Path, cache:
     blocks = tmp_path / "blocks"
     blocks.mkdir()
     for page in [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]:
-        found = re.finditer(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+        found = list(re.finditer(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE))
+        stem = page.stem.replace("-", "_")
+        named = [re.match(r"# (\w+\.py)\n", block[1]) for block in found]
+        if any(named):  # the page is one program, and the blocks with names are its modules
+            for name, block in zip(named, found, strict=True):
+                path = blocks / (f"{stem}.py" if name is None else name[1])
+                path.write_text(
+                    (path.read_text(encoding="utf-8") if path.exists() else "") + block[1], encoding="utf-8"
+                )
+            continue
         for number, block in enumerate(found):
-            stem = page.stem.replace("-", "_")
             # Where blocks are files of a project, the first one is its ``orders.py``.
             code = block[1].replace("from orders import", f"from {stem}_0 import")
             (blocks / f"{stem}_{number}.py").write_text(code, encoding="utf-8")
