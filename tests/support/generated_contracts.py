@@ -190,7 +190,7 @@ def generated(seed: int) -> Generated:
     # From bytes, since what hypothesis makes of a seed depends on the modules that the process has imported.
     chance = random.Random(seed)
     for _ in range(MAX_DRAWS):
-        draw.hypothesis.fuzz_one_input(chance.randbytes(DRAW_BYTES))
+        draw.hypothesis.fuzz_one_input(chance.randbytes(DRAW_BYTES))  # type: ignore[attr-defined]
         if found:
             return found[-1]
     raise AssertionError(f"seed {seed}: {MAX_DRAWS} draws of {DRAW_BYTES} bytes were too short")
