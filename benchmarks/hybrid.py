@@ -8,6 +8,7 @@ nothing of streams. See :mod:`benchmarks.spark` for sessions, *warm*, and memory
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import statistics
 import tempfile
@@ -76,7 +77,7 @@ def _into_nothing(frame: DataFrame) -> None:
 def _by_spark(job: Job, frame: Callable[[SparkSession], DataFrame]) -> Values:
     with session_of(2) as spark:
         return _timed(job.count, lambda: _into_nothing(frame(spark))) | {
-            "python_mib": peak_mib(descendants(os.getpid()))
+            "python_mib": peak_mib(itertools.chain([os.getpid()], descendants(os.getpid())))
         }
 
 
